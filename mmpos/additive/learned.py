@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor, nn
+
+from mmpos.additive.base import AdditiveEncoding
+from mmpos.coordinates import Extent
+from mmpos.positions import check
+
+
+class LearnedEncoding(AdditiveEncoding):
+    """A learned row for each cell of a grid, and for prefix tokens if wanted.
+
+    A token at an integer position gets the row of that cell; the ``k``-th token without a place
+    gets the ``k``-th prefix row, and nothing when there are fewer (ViT, arXiv:2010.11929, sec. 3.1,
+    with one prefix row for the class token). The table keeps its grid in its own shape.
+
+    Args:
+        dim: features of a token.
+        axes: the grid, a size for each axis; ``(length,)`` for a sequence.
+        prefix_rows: rows for class and register tokens.
+        std: standard deviation of the initial rows.
+
+    Shape: positions ``[..., L, A]`` → ``[..., L, dim]``. Parameters: ``table [*grid, dim]`` and
+    ``prefix [prefix_rows, dim]``.
+    Raises: TypeError without a grid; ValueError if ``extent`` is another grid (the table must be
+    resized, not read past its end or in a corner), or a position lies outside it.
+
+    >>> table = LearnedEncoding(8, (2, 3), prefix_rows=1)
+    >>> tuple(table.table.shape), tuple(table.prefix.shape)
+    ((2, 3, 8), (1, 8))
+    """
+
+    def __init__(
+        self, dim: int, axes: Sequence[int], *, prefix_rows: int = 0, std: float = 0.02
+    ) -> None:
+        if isinstance(axes, int):
+            raise TypeError(
+                f"a table needs its grid, a size for each axis such as (14, 14) or ({axes},), "
+                f"got {axes}"
+            )
+        super().__init__(dim, tuple(axes))
+        if prefix_rows < 0:
+            raise ValueError(f"prefix_rows must be 0 or more, got {prefix_rows}")
+        self.std = std
+        self.table = nn.Parameter(torch.empty(*axes, dim))
+        self.prefix = nn.Parameter(torch.empty(prefix_rows, dim)) if prefix_rows else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the rows anew from a normal distribution truncated at two standard deviations."""
+        nn.init.trunc_normal_(self.table, std=self.std, a=-2 * self.std, b=2 * self.std)
+        if self.prefix is not None:
+            nn.init.trunc_normal_(self.prefix, std=self.std, a=-2 * self.std, b=2 * self.std)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The grid that the table was made for."""
+        return tuple(self.table.shape[:-1])
+
+    def forward(
+        self, positions: Num[Tensor, "*batch length axes"], extent: Extent | None = None
+    ) -> Float[Tensor, "*batch length dim"]:
+        grid = self.grid
+        check(positions, len(grid))
+        if extent is not None:
+            _check_extent(extent, grid)
+        missing = positions.isnan()
+        placed = ~missing.all(-1)
+        cell = torch.where(missing, 0, positions).long()
+        _check_cells(positions, missing, cell, grid)
+        index = cell[..., 0]
+        for axis, size in enumerate(grid[1:], start=1):
+            index = index * size + cell[..., axis]
+        rows = self.table.flatten(0, -2)[index]
+        rows = torch.where(placed.unsqueeze(-1), rows, 0.0)
+        if self.prefix is None:
+            return rows
+        order = (~placed).long().cumsum(-1) - 1
+        has_row = ~placed & (order < len(self.prefix))
+        own = self.prefix[order.clamp(0, len(self.prefix) - 1)]
+        return torch.where(has_row.unsqueeze(-1), own, rows)
+
+    def extra_repr(self) -> str:
+        rows = 0 if self.prefix is None else len(self.prefix)
+        return f"dim={self.dim}, grid={self.grid}, prefix_rows={rows}"
+
+
+def _check_extent(extent: Extent, grid: tuple[int, ...]) -> None:
+    if isinstance(extent, Tensor):
+        if extent.device.type != "cpu" or torch.compiler.is_compiling():
+            return
+        rows = [tuple(row) for row in extent.reshape(-1, extent.shape[-1]).tolist()]
+    else:
+        rows = [tuple(extent)]
+    for row in rows:
+        if row != grid:
+            raise ValueError(
+                f"the table was made for a grid of {_times(grid)}, the input has {_times(row)}: "
+                "resize the table, or make the model for that grid"
+            )
+
+
+def _check_cells(positions: Tensor, missing: Tensor, cell: Tensor, grid: tuple[int, ...]) -> None:
+    """Raise for positions that are not cells of ``grid``; on the CPU only: looking is free."""
+    if positions.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    partly = missing.any(-1) & ~missing.all(-1)
+    if partly.any():
+        raise ValueError("a table cannot place a token that has a coordinate on some axes only")
+    if positions.is_floating_point() and not torch.equal(
+        cell.to(positions.dtype), torch.where(missing, 0, positions)
+    ):
+        raise ValueError("a table has rows for whole positions only, got a fractional one")
+    outside = (cell < 0) | (cell >= torch.tensor(grid))
+    if outside.any():
+        bad = tuple(cell[outside.any(-1)][0].tolist())
+        raise ValueError(f"position {bad} lies outside the table, whose grid is {_times(grid)}")
+
+
+def _times(sizes: Extent) -> str:
+    return " × ".join(str(int(size)) for size in sizes)

@@ -1,0 +1,155 @@
+"""How an encoding reads positions: the index itself, scaled to a reference grid, or centred.
+
+A reading belongs to the encoding that uses it, so that a table and a rotation of the same model may
+read the same positions differently. In training a reading may be disturbed, so that the model meets
+coordinates other than those of its training grid (DINOv3, arXiv:2508.10104, sec. 3.2): shifted per
+axis, jittered (scaled per axis) and rescaled (scaled together).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor
+
+from mmpos.positions import Axes, axis_count, check, grid_of
+
+Extent = Sequence[int] | Tensor
+"""How many cells the grid at hand has on each axis: ``A`` integers, or a tensor ``[..., A]``."""
+
+
+class Coordinates(ABC):
+    """A reading of positions, with its disturbances in training.
+
+    Args:
+        shift: largest shift, in the units of the coordinate, drawn per axis from U(-shift, shift).
+        jitter: largest factor per axis, drawn log-uniformly from [1 / jitter, jitter].
+        rescale: largest factor common to all axes, drawn log-uniformly from [1 / rescale, rescale].
+
+    Each call in training draws once for all tokens. NaN stays NaN.
+    Raises: ValueError for a negative shift, or a jitter or rescale below 1.
+    """
+
+    def __init__(self, *, shift: float = 0.0, jitter: float = 1.0, rescale: float = 1.0) -> None:
+        if shift < 0 or jitter < 1 or rescale < 1:
+            raise ValueError(
+                "expected shift >= 0, jitter >= 1 and rescale >= 1, "
+                f"got shift={shift}, jitter={jitter}, rescale={rescale}"
+            )
+        self.shift, self.jitter, self.rescale = shift, jitter, rescale
+
+    def __call__(
+        self,
+        positions: Num[Tensor, "*batch length axes"],
+        *,
+        axes: Axes,
+        extent: Extent | None = None,
+        training: bool = False,
+    ) -> Float[Tensor, "*batch length axes"]:
+        """Read ``positions``; ``axes`` is their number, or the grid the encoding was made for.
+
+        Raises: TypeError, ValueError as `mmpos.positions.check`; ValueError if the reading needs an
+        extent or a grid that is not there.
+        """
+        check(positions, axis_count(axes))
+        exact = positions if positions.dtype == torch.float64 else positions.float()
+        read = self.read(exact, axes, extent)
+        return self._disturb(read) if training else read
+
+    @abstractmethod
+    def read(self, positions: Tensor, axes: Axes, extent: Extent | None) -> Tensor:
+        """The undisturbed coordinates of floating-point positions."""
+
+    def _disturb(self, read: Tensor) -> Tensor:
+        def uniform(bound: float, count: int) -> Tensor:
+            draws = torch.empty(count, dtype=torch.float32, device=read.device)
+            return draws.uniform_(-bound, bound)
+
+        if self.shift > 0:
+            read = read + uniform(self.shift, read.shape[-1])
+        if self.jitter > 1:
+            read = read * uniform(math.log(self.jitter), read.shape[-1]).exp()
+        if self.rescale > 1:
+            read = read * uniform(math.log(self.rescale), 1).exp()
+        return read
+
+
+class Index(Coordinates):
+    """The position itself: ``i``."""
+
+    def read(self, positions: Tensor, axes: Axes, extent: Extent | None) -> Tensor:
+        return positions
+
+
+class OneBased(Coordinates):
+    """Counted from one: ``i + 1`` (Llama 4's and the Perception Encoder's patches)."""
+
+    def read(self, positions: Tensor, axes: Axes, extent: Extent | None) -> Tensor:
+        return positions + 1
+
+
+class Scaled(Coordinates):
+    """Scaled to a reference grid: ``(i + offset) · reference / extent`` (EVA-02, arXiv:2303.11331).
+
+    A grid of another size spans the coordinates of the reference grid: interpolation on every axis.
+
+    Args:
+        reference: cells of the reference grid on each axis; by default the grid that the encoding
+            was made for.
+        offset: of the place that is read within a cell; 0 is its start, 0.5 its centre.
+    """
+
+    def __init__(
+        self,
+        reference: Sequence[int] | None = None,
+        *,
+        offset: float = 0.0,
+        shift: float = 0.0,
+        jitter: float = 1.0,
+        rescale: float = 1.0,
+    ) -> None:
+        super().__init__(shift=shift, jitter=jitter, rescale=rescale)
+        self.reference = None if reference is None else tuple(reference)
+        self.offset = offset
+
+    def read(self, positions: Tensor, axes: Axes, extent: Extent | None) -> Tensor:
+        reference = self.reference or grid_of(axes)
+        if reference is None:
+            raise ValueError(
+                "Scaled() has no reference grid: pass Scaled(reference=(height, width)), "
+                "or make the encoding with a grid instead of a number of axes"
+            )
+        if len(reference) != axis_count(axes):
+            raise ValueError(
+                f"Scaled(reference={reference}) has {len(reference)} axes, "
+                f"the encoding has {axis_count(axes)}"
+            )
+        wanted = torch.tensor(reference, dtype=positions.dtype, device=positions.device)
+        return (positions + self.offset) * (wanted / _extent(self, extent, positions))
+
+
+class Centered(Coordinates):
+    """From -1 to 1 over the grid, read at cell centres: ``2 (i + 0.5) / extent - 1`` (DINOv3)."""
+
+    def read(self, positions: Tensor, axes: Axes, extent: Extent | None) -> Tensor:
+        return 2 * (positions + 0.5) / _extent(self, extent, positions) - 1
+
+
+def _extent(reading: Coordinates, extent: Extent | None, positions: Tensor) -> Tensor:
+    """The extent as a tensor that broadcasts against ``positions [..., L, A]``."""
+    name = type(reading).__name__
+    if extent is None:
+        raise ValueError(
+            f"{name} coordinates need the size of the grid: pass extent, a number of cells per axis"
+        )
+    size = torch.as_tensor(extent, dtype=positions.dtype, device=positions.device)
+    if size.shape[-1:] != positions.shape[-1:]:
+        raise ValueError(
+            f"extent has {size.shape[-1] if size.ndim else 0} axes, "
+            f"the positions have {positions.shape[-1]}"
+        )
+    return size.unsqueeze(-2)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mmpos.positions import grid
+
+_CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+class Tokens(NamedTuple):
+    """Tokens with their positions, and the grid that these span."""
+
+    values: Float[Tensor, "batch length dim"]
+    positions: Int[Tensor, "length axes"]
+    extent: tuple[int, ...]
+
+
+class PatchEmbedding(nn.Module):
+    """Cut an input into patches and project each to a token; positions are the patches' indices.
+
+    Args:
+        dim: features of a token.
+        patch_size: a size for each axis, one to three: spectrogram frames, image patches, tubelets.
+        channels: of the input.
+
+    Shape: ``[B, C, *sizes]`` → `Tokens` with values ``[B, L, dim]`` in row-major order.
+    Raises: ValueError for an input whose sizes are not multiples of the patch.
+    """
+
+    def __init__(self, dim: int, patch_size: Sequence[int], channels: int = 3) -> None:
+        super().__init__()
+        self.patch_size = tuple(patch_size)
+        if len(self.patch_size) not in _CONVOLUTIONS or min(self.patch_size) < 1:
+            raise ValueError(f"patch_size must be one to three sizes above 0, got {patch_size}")
+        convolution = _CONVOLUTIONS[len(self.patch_size)]
+        self.project = convolution(channels, dim, self.patch_size, self.patch_size)
+
+    def forward(self, x: Float[Tensor, "batch channel *size"]) -> Tokens:
+        """The tokens of ``x``."""
+        sizes = tuple(x.shape[2:])
+        if len(sizes) != len(self.patch_size):
+            raise ValueError(
+                f"input has shape {tuple(x.shape)}, expected [batch, channel] and "
+                f"{len(self.patch_size)} sizes, as many as patch_size={self.patch_size}"
+            )
+        if any(size % patch for size, patch in zip(sizes, self.patch_size, strict=True)):
+            raise ValueError(
+                f"input of {sizes} cannot be cut into patches of {self.patch_size}: "
+                "each size must be a multiple of the patch"
+            )
+        cells = self.project(x)
+        extent = tuple(cells.shape[2:])
+        return Tokens(cells.flatten(2).mT, grid(*extent, device=x.device), extent)

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int, Num
+from torch import Tensor, nn
+
+from mmpos.additive import AdditiveEncoding
+from mmpos.attention import prepare
+from mmpos.bias import AttentionBias
+from mmpos.coordinates import Extent
+from mmpos.models.block import Attention, Block, Mlp
+from mmpos.positions import Axes, absent, axis_count, join
+from mmpos.rotary import RotaryEncoding
+
+Size = Literal["nano", "tiny", "small", "base"]
+_SIZES: dict[Size, tuple[int, int, int]] = {
+    "nano": (64, 4, 4),
+    "tiny": (192, 12, 3),
+    "small": (384, 12, 6),
+    "base": (768, 12, 12),
+}
+
+
+class Transformer(nn.Module):
+    """A pre-norm transformer with the three places where a position can enter.
+
+    ``additive`` is added to the tokens, ``rotary`` turns queries and keys, ``bias`` is added to the
+    attention scores; each is computed once per forward pass. All None is a transformer without
+    positions (NoPE). A slot takes the encoding itself, or a callable that makes it from
+    ``(dim | head_dim | heads, axes)``, such as its class.
+
+    Args:
+        axes: number of axes, or the grid that the model is trained on.
+        size: width, depth and heads: ``nano`` 64, 4, 4; ``tiny`` 192, 12, 3; ``small`` 384, 12, 6;
+            ``base`` 768, 12, 12 (the last three as in DeiT, arXiv:2012.12877, table 1).
+        dim, depth, heads: in place of those of ``size``.
+        kv_heads, qk_norm: see `Attention`.
+        additive, rotary, bias: the three slots.
+        class_token: whether a learned token without a place comes first.
+        registers: how many more learned tokens without a place follow it (arXiv:2309.16588).
+        mlp, norm: make the feed-forward part and the norms from ``dim``.
+        drop_path: drop rate of the last layer; it grows linearly from 0 at the first.
+        causal: whether a token sees only itself and those before it in order.
+
+    Raises: ValueError for an unknown size, heads that do not divide, or an encoding that was made
+    for other sizes.
+
+    >>> encoder = Transformer((4, 6), size="nano", rotary=mmpos.RotaryEncoding)
+    >>> encoder(torch.zeros(2, 24, 64), mmpos.positions.grid(4, 6)).shape
+    torch.Size([2, 24, 64])
+    """
+
+    def __init__(
+        self,
+        axes: Axes,
+        *,
+        size: Size = "tiny",
+        dim: int | None = None,
+        depth: int | None = None,
+        heads: int | None = None,
+        kv_heads: int | None = None,
+        additive: Callable[[int, Sequence[int]], AdditiveEncoding] | None = None,
+        rotary: Callable[[int, Sequence[int]], RotaryEncoding] | None = None,
+        bias: Callable[[int, Sequence[int]], AttentionBias] | None = None,
+        class_token: bool = False,
+        registers: int = 0,
+        mlp: Callable[[int], nn.Module] = Mlp,
+        norm: Callable[[int], nn.Module] = nn.LayerNorm,
+        qk_norm: Callable[[int], nn.Module] | None = None,
+        drop_path: float = 0.0,
+        causal: bool = False,
+    ) -> None:
+        super().__init__()
+        if size not in _SIZES:
+            raise ValueError(f"size must be one of {get_args(Size)}, got {size!r}")
+        if registers < 0:
+            raise ValueError(f"registers must be 0 or more, got {registers}")
+        default_dim, default_depth, default_heads = _SIZES[size]
+        self.dim = dim or default_dim
+        depth, heads = depth or default_depth, heads or default_heads
+        self.axes = axes
+        self.causal = causal
+        self.prefix_tokens = int(class_token) + registers
+        layers = [
+            Block(
+                self.dim,
+                Attention(self.dim, heads, kv_heads=kv_heads, qk_norm=qk_norm),
+                mlp(self.dim),
+                norm=norm,
+                drop_path=drop_path * layer / max(1, depth - 1),
+            )
+            for layer in range(depth)
+        ]
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm(self.dim)
+        self.prefix = (
+            nn.Parameter(torch.empty(self.prefix_tokens, self.dim)) if self.prefix_tokens else None
+        )
+        self.reset_parameters()
+        self.additive: AdditiveEncoding | None = _fill(additive, "dim", self.dim, axes)
+        self.rotary: RotaryEncoding | None = _fill(rotary, "head_dim", self.dim // heads, axes)
+        self.bias: AttentionBias | None = _fill(bias, "heads", heads, axes)
+
+    def reset_parameters(self) -> None:
+        """Draw weights as ViT does: truncated normal of 0.02, biases 0."""
+        for module in self.layers.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        if self.prefix is not None:
+            nn.init.trunc_normal_(self.prefix, std=0.02)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length dim"],
+        positions: Num[Tensor, "*position_batch length axes"],
+        *,
+        extent: Extent | None = None,
+        mask: Bool[Tensor, "batch length"] | None = None,
+        segments: Int[Tensor, "batch length"] | None = None,
+    ) -> Float[Tensor, "batch prefix_and_length dim"]:
+        """Encode tokens ``x`` at ``positions``: shared ``[L, A]``, or a row's own ``[B, L, A]``.
+
+        Args:
+            extent: size of the grid that the positions lie on, for readings that need it.
+            mask: True for real tokens, False for padding.
+            segments: the document of each token; tokens see their own document only.
+
+        Returns: prefix tokens first, then the tokens.
+        Raises: ValueError for positions that do not fit, or segments together with prefix tokens.
+        """
+        if positions.shape[-2:] != (x.shape[-2], axis_count(self.axes)):
+            raise ValueError(
+                f"{x.shape[-2]} tokens have positions of shape {tuple(positions.shape)}, "
+                f"expected [..., {x.shape[-2]}, {axis_count(self.axes)}]"
+            )
+        if self.prefix is not None:
+            if segments is not None:
+                raise ValueError(
+                    "segments cannot be combined with class or register tokens, "
+                    "which belong to no document"
+                )
+            x = torch.cat((self.prefix.to(x.dtype).expand(x.shape[0], -1, -1), x), dim=1)
+            none = absent(self.prefix_tokens, positions.shape[-1], device=positions.device)
+            positions = join(none, positions)
+            if mask is not None:
+                mask = nn.functional.pad(mask, (self.prefix_tokens, 0), value=True)
+        if self.additive is not None:
+            x = x + self.additive(positions, extent).to(x.dtype)
+        rotation = None if self.rotary is None else self.rotary(positions, extent)
+        prepared = prepare(
+            x.shape[-2],
+            x.shape[-2],
+            bias=None if self.bias is None else self.bias(positions, positions, extent),
+            causal=self.causal,
+            q_segments=segments,
+            k_segments=segments,
+            mask=mask,
+            device=x.device,
+        )
+        for layer in self.layers:
+            x = layer(x, rotation, prepared)
+        return self.norm(x)
+
+
+def _fill(slot: Callable[[int, Any], Any] | None, size: str, needed: int, axes: Axes) -> Any:
+    if slot is None:
+        return None
+    encoding = slot if isinstance(slot, nn.Module) else slot(needed, axes)
+    if getattr(encoding, size) != needed:
+        raise ValueError(
+            f"{type(encoding).__name__} was made for {size}={getattr(encoding, size)}, "
+            f"the transformer needs {needed}: pass its class, or make it with {size}={needed}"
+        )
+    return encoding

@@ -1,0 +1,115 @@
+"""Where tokens are.
+
+Positions are one plain tensor ``[..., L, A]``: a row per token, a column per axis, the slowest axis
+first (time, height, width). They are raw indices or physical units (seconds), integer or float32;
+a coordinate that a token does not have is NaN, and contributes nothing to any encoding.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int, Num
+from torch import Tensor
+
+Axes = int | Sequence[int]
+"""How many axes there are, or the grid they span, whose length is that number."""
+
+
+def sequence(
+    length: int, *, start: int = 0, device: torch.device | str | None = None
+) -> Int[Tensor, "{length} 1"]:
+    """Positions ``start … start + length - 1`` of a sequence: one axis.
+
+    >>> sequence(3, start=5).tolist()
+    [[5], [6], [7]]
+    """
+    return torch.arange(start, start + length, device=device).unsqueeze(-1)
+
+
+def grid(*sizes: int, device: torch.device | str | None = None) -> Int[Tensor, "length axes"]:
+    """Positions of every cell of a grid in row-major order, the last axis fastest.
+
+    >>> grid(2, 3).tolist()
+    [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+
+    Raises: ValueError without sizes or for a negative size.
+    """
+    if not sizes or any(size < 0 for size in sizes):
+        raise ValueError(f"a grid needs one size of 0 or more for each axis, got {sizes}")
+    ticks = [torch.arange(size, device=device) for size in sizes]
+    return torch.stack(torch.meshgrid(*ticks, indexing="ij"), dim=-1).reshape(-1, len(sizes))
+
+
+def absent(
+    count: int, axes: int, *, device: torch.device | str | None = None
+) -> Float[Tensor, "{count} {axes}"]:
+    """Positions of tokens without a place (class and register tokens): all NaN.
+
+    >>> absent(1, 2).tolist()
+    [[nan, nan]]
+    """
+    return torch.full((count, axes), torch.nan, dtype=torch.float32, device=device)
+
+
+def join(*parts: Num[Tensor, "*#batch _ _"]) -> Num[Tensor, "*batch length axes"]:
+    """Positions of consecutive runs of tokens, one after the other; batches are broadcast.
+
+    Integer parts become float32 (exact up to 2**24), or float64, as soon as one part is floating.
+
+    >>> join(absent(1, 1), sequence(2)).tolist()
+    [[nan], [0.0], [1.0]]
+
+    Raises: ValueError for parts with different numbers of axes; TypeError for half precision.
+    """
+    axes = {part.shape[-1] for part in parts}
+    if len(axes) != 1:
+        raise ValueError(f"cannot join positions with different numbers of axes: {sorted(axes)}")
+    for part in parts:
+        check(part, part.shape[-1])
+    floating = [part.dtype for part in parts if part.is_floating_point()]
+    if floating:
+        dtype = functools.reduce(torch.promote_types, floating)
+        parts = tuple(part.to(dtype) for part in parts)
+    batch = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
+    return torch.cat([part.expand(*batch, *part.shape[-2:]) for part in parts], dim=-2)
+
+
+def check(positions: Tensor, axes: int) -> None:
+    """Raise unless ``positions`` is an exact ``[..., L, axes]`` tensor.
+
+    Raises: TypeError for half precision (which merges integers above 256), booleans and complex
+    numbers; ValueError for another number of axes.
+    """
+    exact = (torch.int32, torch.int64, torch.float32, torch.float64)
+    if positions.dtype not in exact:
+        raise TypeError(
+            f"positions are {positions.dtype}, which is not exact: "
+            "pass int32, int64, float32 or float64"
+        )
+    if positions.ndim < 2 or positions.shape[-1] != axes:
+        raise ValueError(
+            f"positions have shape {tuple(positions.shape)}, expected [..., length, {axes}]: "
+            f"this encoding was made for {axes} axes"
+        )
+
+
+def axis_count(axes: Axes) -> int:
+    """The number of axes, given that number or a grid.
+
+    >>> axis_count(3), axis_count((14, 14))
+    (3, 2)
+
+    Raises: ValueError if there is none, or a size is below 1.
+    """
+    count = axes if isinstance(axes, int) else len(axes)
+    if count < 1 or (not isinstance(axes, int) and min(axes) < 1):
+        raise ValueError(f"axes must be a number of 1 or more, or a grid of such sizes, got {axes}")
+    return count
+
+
+def grid_of(axes: Axes) -> tuple[int, ...] | None:
+    """The grid, if ``axes`` is one rather than a number."""
+    return None if isinstance(axes, int) else tuple(axes)

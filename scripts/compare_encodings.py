@@ -1,0 +1,126 @@
+"""Train the image job with every encoding and several seeds, beside logistic regression on pixels.
+
+    python scripts/compare_encodings.py --seeds 0 1 2
+
+Each run is ``mmpos fit --config image --config encoding/NAME`` in a process of its own; options
+that the script does not know are passed on to it. Writes ``runs.csv`` with a row for each run and
+prints the table of the README: mean test accuracy with the lowest and highest seed, CPU-seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import mean
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn.functional import cross_entropy
+
+from tasks.data import Images
+
+ENCODINGS = ("none", "sinusoidal", "learned", "rope", "alibi")
+BASELINE = "logistic regression"
+Row = dict[str, str | float]
+
+
+def train(encoding: str, seed: int, folder: Path, options: Sequence[str]) -> Row:
+    """One run of the command; its test accuracies and the CPU-seconds of its process."""
+    name = f"{encoding}-{seed}"
+    command = [sys.executable, "-m", "mmpos", "fit", "--config", "image"]
+    command += ["--config", f"encoding/{encoding}", f"--seed_everything={seed}"]
+    command += [f"--data.seed={seed}", f"--trainer.logger.save_dir={folder}"]
+    command += [f"--trainer.logger.name={name}", *options]
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(command)} failed: see {folder / name}.log")
+    latest = max(
+        (folder / name).glob("version_*/metrics.csv"), key=lambda path: path.stat().st_mtime
+    )
+    with latest.open() as file:
+        last = [row for row in csv.DictReader(file) if row.get("test/loss")][-1]
+    found = {key: float(last[f"test/{key}_accuracy"]) for key in ("what", "where")}
+    return {"encoding": encoding, "seed": seed, "cpu": usage.ru_utime + usage.ru_stime, **found}
+
+
+def regress(seed: int, epochs: int) -> Row:
+    """Multinomial logistic regression on the pixels of the same scenes, by Adam."""
+    begun = time.process_time()
+    torch.manual_seed(seed)
+    data = Images(seed=seed)
+    data.setup("fit")
+    data.setup("test")
+    pixels = data.image_size[0] * data.image_size[1]
+    heads = {question: torch.nn.Linear(pixels, len(a)) for question, a in data.classes.items()}
+    optimizer = torch.optim.Adam([p for head in heads.values() for p in head.parameters()], lr=1e-3)
+    loader = data.train_dataloader()
+    for epoch in range(epochs):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        for images, labels in loader:
+            flat = images.flatten(1)
+            loss = sum(cross_entropy(head(flat), labels[q]) for q, head in heads.items())
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[union-attr]
+            optimizer.step()
+    right = dict.fromkeys(heads, 0)
+    count = 0
+    with torch.no_grad():
+        for images, labels in data.test_dataloader():
+            count += len(images)
+            for question, head in heads.items():
+                right[question] += int(
+                    (head(images.flatten(1)).argmax(-1) == labels[question]).sum()
+                )
+    found = {question: hits / count for question, hits in right.items()}
+    return {"encoding": BASELINE, "seed": seed, "cpu": time.process_time() - begun, **found}
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Mean, lowest and highest seed of each encoding."""
+    out = Table("encoding", "what, %", "where, %", "CPU-seconds")
+    for encoding in dict.fromkeys(row["encoding"] for row in rows):
+        own = [row for row in rows if row["encoding"] == encoding]
+        cells = []
+        for question in ("what", "where"):
+            values = [100 * float(row[question]) for row in own]
+            cells.append(f"{mean(values):.1f} ({min(values):.1f}–{max(values):.1f})")
+        out.add_row(str(encoding), *cells, f"{mean(float(row['cpu']) for row in own):.0f}")
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compare encodings on the image job.")
+    parser.add_argument("--encodings", nargs="+", default=ENCODINGS, choices=ENCODINGS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--folder", type=Path, default=Path("runs/compare"))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--baseline-epochs", type=int, default=30)
+    chosen, options = parser.parse_known_args()
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        runs = [
+            pool.submit(train, encoding, seed, chosen.folder, options)
+            for encoding in chosen.encodings
+            for seed in chosen.seeds
+        ]
+        rows = [run.result() for run in runs]
+    rows += [regress(seed, chosen.baseline_epochs) for seed in chosen.seeds]
+    with (chosen.folder / "runs.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    Console().print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""Lightning modules and data for training with positional encodings."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,2 @@
+from .base import Task as Task
+from .image import ImageClassification as ImageClassification

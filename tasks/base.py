@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import math
+from os import PathLike
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback, EMAWeightAveraging
+from torch import nn
+from torchmetrics import Metric
+
+from mmpos import __version__
+from tasks.optim import adamw, warmup_cosine
+from tasks.weights import load_weights
+
+
+class Task(L.LightningModule):
+    """What all tasks share: AdamW with warm-up and cosine by step, starting weights, averaging.
+
+    A subclass sets ``self.network``, the plain module that it trains.
+
+    Args:
+        lr: the highest learning rate, after the warm-up.
+        weight_decay: of weight matrices; positions, norms and biases are not decayed.
+        warmup: the fraction of all steps over which the rate rises.
+        weights: file to start from (a checkpoint of a task, a state dict, safetensors); unlike
+            resuming from a checkpoint, optimizer and step count start anew.
+        ema: decay of an exponential moving average of the weights, which is what is validated
+            and saved; none by default.
+    """
+
+    network: nn.Module
+
+    def __init__(
+        self,
+        *,
+        lr: float,
+        weight_decay: float,
+        warmup: float,
+        weights: str | PathLike | None,
+        ema: float | None,
+    ) -> None:
+        super().__init__()
+        if ema is not None and not 0 < ema < 1:
+            raise ValueError(f"ema is a decay between 0 and 1, such as 0.999, got {ema}")
+        self.lr, self.weight_decay, self.warmup, self.ema = lr, weight_decay, warmup, ema
+        self._start = weights
+
+    def setup(self, stage: str) -> None:
+        """Load the starting weights, once, unless a checkpoint is about to replace them."""
+        if self._start is not None and self.trainer.ckpt_path is None:
+            load_weights(self.network, self._start)
+        self._start = None
+
+    def on_fit_start(self) -> None:
+        """Give each process noise of its own (dropped paths, disturbed coordinates).
+
+        Metrics start anew: those that an earlier validation reset are inference tensors.
+        """
+        for module in self.modules():
+            if isinstance(module, Metric):
+                module.reset()
+        if self.trainer.world_size > 1:
+            torch.manual_seed(torch.initial_seed() + self.global_rank)
+
+    def configure_optimizers(self) -> Any:
+        steps = self.trainer.estimated_stepping_batches
+        if not math.isfinite(steps):
+            raise ValueError(
+                "the learning rate falls over a known number of steps: "
+                "pass --trainer.max_epochs or --trainer.max_steps"
+            )
+        optimizer = adamw(self, self.lr, self.weight_decay)
+        scheduler = warmup_cosine(optimizer, self.lr, int(steps), self.warmup)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        scheduler.step_update(self.global_step)
+
+    def configure_callbacks(self) -> list[Callback]:
+        return [] if self.ema is None else [EMAWeightAveraging(use_buffers=False, decay=self.ema)]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Record the version of mmpos that wrote the checkpoint."""
+        checkpoint["mmpos_version"] = __version__

@@ -1,0 +1,106 @@
+"""What a checkpoint recorded about its run: read as the lowest layer of settings, and compared."""
+
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+
+from tasks.configs import CommandError
+
+SPECIAL = ("last", "best", "hpc", "registry")  # Lightning finds the file itself
+
+
+class Recorded(NamedTuple):
+    """Settings of a checkpoint: ``settings`` as a config file would give them, by ``model`` and
+    ``data``; ``text``, the same as YAML; ``linked``, the values that its model had from its data.
+    """
+
+    settings: dict[str, dict[str, Any]]
+    text: str
+    linked: dict[str, Any]
+
+
+def is_file(path: str) -> bool:
+    """Whether ``path`` should be a file here: not a name that Lightning resolves, nor remote, nor
+    a folder of shards.
+    """
+    special = path.partition(":")[0] in SPECIAL or "://" in path
+    return path not in ("", "null") and not special and not Path(path).is_dir()
+
+
+def recorded(path: str, linked_names: tuple[str, ...]) -> Recorded:
+    """Reads the hyper-parameters that the command stored in the checkpoint ``path``.
+
+    ``model.weights`` is left out: a checkpoint has its own weights.
+
+    Raises: CommandError for a file that is missing, damaged, or no Lightning checkpoint.
+    """
+    content = _load(path)
+    settings: dict[str, dict[str, Any]] = {}
+    linked: dict[str, Any] = {}
+    for section, key in (("model", "hyper_parameters"), ("data", "datamodule_hyper_parameters")):
+        values = dict(content.get(key) or {})
+        class_path = values.pop("_class_path", None)
+        values.pop("_instantiator", None)
+        if section == "model":
+            linked = {name: values.pop(name) for name in linked_names if name in values}
+            values.pop("weights", None)
+        if class_path:
+            settings[section] = {"class_path": class_path, "init_args": values}
+    try:
+        text = yaml.safe_dump(settings) if settings else ""
+    except yaml.representer.RepresenterError:  # objects: no command line has made this checkpoint
+        return Recorded({}, "", linked)
+    return Recorded(settings, text, linked)
+
+
+def _load(path: str) -> Mapping[str, Any]:
+    if not Path(path).is_file():
+        raise CommandError(f"--ckpt_path {path}: no such file")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        if zipfile.is_zipfile(path):  # hyper-parameters that are objects: none can be shown as YAML
+            return {}
+        raise CommandError(f"--ckpt_path {path}: not a checkpoint, or a damaged one") from error
+    except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
+        raise CommandError(f"--ckpt_path {path}: not a checkpoint, or a damaged one") from error
+    if not isinstance(content, Mapping) or "pytorch-lightning_version" not in content:
+        raise CommandError(
+            f"--ckpt_path {path}: not a checkpoint of a run; "
+            f"to begin with its weights use --model.weights {path}"
+        )
+    return content
+
+
+def differences(old: Any, new: Any, path: str = "model") -> Iterator[str]:
+    """A line for each setting in which ``new`` departs from what a checkpoint recorded."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        if old.get("class_path") == new.get("class_path"):
+            yield from _by_key(old, new, path)
+        else:
+            yield f"{path}: checkpoint {_short(old)}, now {_short(new)} (what you gave wins)"
+    elif _plain(old) != _plain(new):
+        yield f"{path}: checkpoint {_short(old)}, now {_short(new)} (what you gave wins)"
+
+
+def _by_key(old: Mapping, new: Mapping, path: str) -> Iterator[str]:
+    for key in dict.fromkeys([*old, *new]):
+        inner = path if key in ("init_args", "dict_kwargs") else f"{path}.{key}"
+        if key in old and key in new:
+            yield from differences(old[key], new[key], inner)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping) and "class_path" in value:
+        inner = ", ".join(f"{k}={_short(v)}" for k, v in (value.get("init_args") or {}).items())
+        return f"{value['class_path'].rpartition('.')[2]}({inner})"
+    return "null" if value is None else str(value)

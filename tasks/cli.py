@@ -1,0 +1,99 @@
+"""The command `mmpos`: answers what it can at once, and imports Lightning only to run a job."""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from tasks import configs
+from tasks.configs import CommandError
+
+RUNS = ("fit", "validate", "test", "predict")
+COMMANDS = (*RUNS, "configs")
+
+HELP = """\
+usage: mmpos COMMAND [options]
+
+  mmpos configs                                        list the shipped configs
+  mmpos fit --config image --config encoding/rope      train, then test the best checkpoint
+  mmpos validate --ckpt_path FILE                      measure on the validation data
+  mmpos test --ckpt_path FILE                          measure on the test data
+  mmpos predict --ckpt_path FILE --data.predict_folder DIR    write predictions.csv
+
+A --config is a file, or a shipped config by its name; later ones are laid over earlier ones.
+Any setting can be typed: --trainer.max_epochs 3 --model.lr 0.001 --data.image_size 64
+What is typed wins over config files, and these win over what a checkpoint recorded.
+
+  --ckpt_path FILE        go on with a run: weights, optimiser, step, and its settings
+  --model.weights FILE    a new run that begins with these weights
+  --print_config          show the settings of the job and stop
+  mmpos fit --help        every option of Lightning's trainer
+  mmpos fit --model.help tasks.ImageClassification     the options of a class
+
+MMPOS_TRACEBACK=1 in the environment shows where an error was raised.
+mmpos --version shows the version.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with ``argv`` (default: the process's arguments); gives the exit status.
+
+    A user's mistake is one line on stderr: status 2 if it is in the arguments or a config file,
+    else 1. What is raised after the first batch keeps its traceback.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(args)
+    except KeyboardInterrupt:
+        return 130
+    except CommandError as error:
+        if os.environ.get("MMPOS_TRACEBACK") == "1":
+            traceback.print_exc()
+        sys.stderr.write(f"mmpos: error: {error}\n")  # at once: processes share the stream
+        return error.status
+
+
+def _dispatch(args: list[str]) -> int:
+    command = args[0] if args else "--help"
+    if command in ("-h", "--help", "help"):
+        print(HELP, end="")
+    elif command == "--version":
+        from mmpos._version import __version__
+
+        print(f"mmpos {__version__}")
+    elif command == "configs":
+        if args[1:]:
+            raise CommandError(f"mmpos configs takes no arguments, got {args[1]}", 2)
+        print(configs.table())
+    elif command in RUNS:
+        _run(command, args[1:])
+    elif command.startswith("-"):
+        raise CommandError(
+            f"a command comes before options such as {command}: one of {', '.join(COMMANDS)}", 2
+        )
+    else:
+        near = configs.did_you_mean(command, COMMANDS)
+        raise CommandError(f"no command {command!r}{near} (one of {', '.join(COMMANDS)})", 2)
+    return 0
+
+
+def _run(command: str, args: list[str]) -> None:
+    files, others = configs.split(args)
+    if not files and not any(_names_a_job(arg) for arg in others):
+        whole = "--config image" if command == "fit" else "--ckpt_path FILE"
+        raise CommandError(
+            f"mmpos {command} needs a job, such as mmpos {command} {whole} "
+            "(mmpos configs lists the shipped ones)",
+            2,
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a user's own classes can be named in a config
+    from tasks import command as lightning
+
+    lightning.run(command, files, others)
+
+
+def _names_a_job(arg: str) -> bool:
+    flag = arg.partition("=")[0]
+    jobs = ("--model", "--model.class_path", "--model.help", "--ckpt_path", "--help", "-h")
+    return flag in jobs or flag.endswith(".help")

@@ -1,0 +1,261 @@
+"""``mmpos fit``, ``validate``, ``test`` and ``predict``: a LightningCLI."""
+
+import importlib
+import inspect
+import logging
+import sys
+import warnings
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from tasks import checkpoints, configs, errors, summary
+from tasks.callbacks import FirstBatch, PredictionWriter
+from tasks.configs import CommandError, Given
+from tasks.errors import LINKED
+
+
+def run(command: str, files: list[str], others: list[str]) -> None:
+    """Runs a sub-command on config files, in order, with typed arguments laid over them.
+
+    Raises: CommandError for a user's mistake; what fails after the first batch is left as it is.
+    """
+    _silence(command)
+    given = [setting for file in files for setting in configs.read(file)]
+    given += configs.typed(others)
+    recorded = None
+    path = configs.last("ckpt_path", given)
+    if path and checkpoints.is_file(path.value):
+        recorded = checkpoints.recorded(path.value, LINKED)
+        given = [*configs.settings(recorded.text, f"recorded in {path.value}"), *given]
+    first_batch = FirstBatch()
+    try:
+        args = [f"--config={file}" for file in files] + others
+        Command(command, args, given, recorded, first_batch)
+    except errors.ParseError as error:
+        raise CommandError(errors.describe(error, given, command, others), 2) from error
+    except Exception as error:
+        mistake = errors.data(error) if first_batch.reached else errors.early(error, given)
+        if mistake is None or mistake is error:
+            raise
+        raise mistake from error
+
+
+def _silence(command: str) -> None:
+    """Leaves out advertisements, and warnings that a user of the command can do nothing about."""
+    for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed"):
+        logging.getLogger(f"lightning.{name}").addFilter(_tells_something)
+    warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+    if command != "fit":  # which asks the checkpoint for weights only
+        warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`, callbacks used")
+        warnings.filterwarnings("ignore", "The dirpath has changed from")
+
+
+def _tells_something(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    return "💡 Tip" not in message and "Seed set to" not in message
+
+
+class Command(LightningCLI):
+    """LightningCLI with any model and data class, four links from data to model, and checkpoints
+    that fill in what was not given.
+
+    The data's ``classes``, ``image_size``, ``patch_size`` and ``channels`` become the model's
+    parameters of these names, as far as the data has and the model takes them.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        args: list[str],
+        given: list[Given],
+        recorded: checkpoints.Recorded | None,
+        first_batch: FirstBatch,
+    ) -> None:
+        self.given = given
+        self.recorded = recorded
+        self.writer: PredictionWriter | None = None
+        super().__init__(
+            LightningModule,
+            LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            seed_everything_default=0,
+            save_config_callback=SaveConfigCallback if command == "fit" else None,
+            save_config_kwargs={"overwrite": True},
+            trainer_defaults={"callbacks": [first_batch]},
+            parser_class=errors.Parser,
+            parser_kwargs={"prog": "mmpos", "allow_abbrev": False},
+            args=[command, *args],
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds the links and the command's own options."""
+        for name in LINKED:
+            parser.link_arguments(
+                "data",
+                f"model.init_args.{name}",
+                compute_fn=self._linked(name),
+                apply_on="instantiate",
+            )
+        parser.add_argument(
+            "--test_after_fit",
+            type=bool,
+            default=True,
+            help="After fit, test the best checkpoint where the data has test data.",
+        )
+
+    def _prepare_subcommand_parser(
+        self, klass: type, subcommand: str, **kwargs: Any
+    ) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand != "fit":  # its numbers go to the screen or a file of their own
+            parser.set_defaults({"trainer.logger": False})
+        if subcommand == "predict":
+            parser.add_argument(
+                "--predictions", type=str, default="predictions.csv", help="CSV file to write."
+            )
+        return parser
+
+    def _linked(self, name: str) -> Any:
+        """A link's function: from the datamodule to what the model gets as ``name``."""
+
+        def from_data(data: LightningDataModule) -> Any:
+            model = self._get(self.config, "model")
+            init_args = model.get("init_args", Namespace())
+            asked = init_args.get(name)
+            typed = configs.last(f"model.{name}", self.given) is not None
+            if not hasattr(data, name):
+                if name in init_args and not typed and _required(model.class_path, name):
+                    raise CommandError(
+                        f"{model.class_path} needs {name}, and {type(data).__name__} has no "
+                        f"attribute of this name: add one, or give --model.{name}"
+                    )
+                return asked
+            value = getattr(data, name)
+            if typed and _tuples(asked) != _tuples(value):
+                raise CommandError(errors.from_data(name, asked), 2)
+            return value
+
+        return from_data
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parses ``args`` over what the checkpoint recorded, whatever else is in ``sys.argv``."""
+        command, *rest = args
+        layer = [f"--config={self.recorded.text}"] if self.recorded and self.recorded.text else []
+        try:
+            self.config = parser.parse_args([command, *layer, *rest])
+        except errors.ParseError as error:
+            if layer:  # settings of another version do not stand in the way of a whole job
+                with suppress(errors.ParseError):
+                    self.config = parser.parse_args(args)
+            if not hasattr(self, "config"):
+                raise
+            self.recorded = None
+            line = errors.describe(error, self.given, command, rest)
+            self._tell([f"{line}: only what you gave is used"])
+        settings = self.config[command]
+        self._check_sections(vars(settings))
+        if self.recorded:
+            self._leave_out_weights(settings.model.get("init_args", Namespace()))
+
+    def _check_sections(self, known: dict[str, Any]) -> None:
+        for setting in self.given:
+            section = setting.path.partition(".")[0]
+            if setting.where and section not in known:
+                near = configs.did_you_mean(section, known)
+                raise CommandError(f"{section} ({setting.where}): no such setting{near}", 2)
+
+    def _leave_out_weights(self, init_args: Namespace) -> None:
+        weights = configs.last("model.weights", self.given)
+        if weights and not weights.where and weights.value != "null":
+            raise CommandError(
+                "--model.weights begins a new run and --ckpt_path goes on with one: give one", 2
+            )
+        if init_args.get("weights"):
+            init_args["weights"] = None  # a saved config that is resumed from a checkpoint
+
+    def _parse_ckpt_path(self) -> None:
+        """Does nothing: a checkpoint's settings are the lowest layer already, not the highest."""
+
+    def before_instantiate_classes(self) -> None:
+        """Says in what the settings depart from the checkpoint's."""
+        if self.recorded and "model" in self.recorded.settings:
+            self._dump_config()
+            model = self.config_dump["model"]
+            self._tell(checkpoints.differences(self.recorded.settings["model"], model))
+
+    def after_instantiate_classes(self) -> None:
+        """Says in what the data departs from the data that the checkpoint's model had seen."""
+        if self.datamodule.hparams:
+            # Not to the logger: it refuses names that model and data record with two values, such
+            # as an image size of 32 and of (32, 32). The saved config has them all.
+            self.datamodule.save_hyperparameters(dict(self.datamodule.hparams), logger=False)
+        if self.recorded:
+            now = {n: getattr(self.datamodule, n) for n in LINKED if hasattr(self.datamodule, n)}
+            self._tell(checkpoints.differences(self.recorded.linked, now))
+
+    @rank_zero_only
+    def _tell(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            print(line, file=sys.stderr)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The trainer; for predict with a writer of predictions, unless the user gave one."""
+        if self.subcommand == "predict":
+            asked = self._get(self.config_init, "trainer").callbacks
+            asked = asked if isinstance(asked, list) else [asked]
+            if not any(isinstance(callback, BasePredictionWriter) for callback in asked):
+                self.writer = PredictionWriter(self._get(self.config, "predictions"))
+                self.trainer_defaults["callbacks"].append(self.writer)
+        return super().instantiate_trainer(**kwargs)
+
+    def after_predict(self) -> None:
+        """Tells where the predictions are."""
+        if self.writer and self.trainer.is_global_zero:
+            print(f"predictions: {summary.relative(self.writer.path)}")
+
+    def after_fit(self) -> None:
+        """Tests the best checkpoint where there is test data, and tells what came of the run."""
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        log_dir = self.trainer.log_dir  # a collective call: for all processes
+        callback = self.trainer.checkpoint_callback
+        found = [getattr(callback, f"{which}_model_path", "") for which in ("best", "last")]
+        best = next((path for path in found if path and Path(path).exists()), "")
+        metrics: dict[str, float] = {}
+        if (
+            self._get(self.config, "test_after_fit")
+            and is_overridden("test_dataloader", self.datamodule, LightningDataModule)
+            and is_overridden("test_step", self.model, LightningModule)
+        ):
+            results = self.trainer.test(
+                self.model,
+                datamodule=self.datamodule,
+                ckpt_path=best or None,
+                verbose=False,
+            )
+            metrics = {k: v for result in results for k, v in result.items()}
+        if self.trainer.is_global_zero:
+            summary.print_fit(metrics, best, log_dir)
+
+
+def _required(class_path: str, name: str) -> bool:
+    module, _, leaf = class_path.rpartition(".")
+    parameters = inspect.signature(getattr(importlib.import_module(module), leaf)).parameters
+    return name in parameters and parameters[name].default is inspect.Parameter.empty
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, Namespace):
+        value = value.as_dict()
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

@@ -1,0 +1,3 @@
+from .images import Images as Images
+
+__all__ = ["Images"]

@@ -1,0 +1,139 @@
+import math
+
+import pytest
+import torch
+
+import mmpos
+from mmpos import RotaryEncoding
+from mmpos.coordinates import Centered, OneBased, Scaled
+from mmpos.positions import absent, grid, join, sequence
+
+
+def formula(x, positions, *, base=10000.0, width=None, layout="interleaved") -> torch.Tensor:
+    """RoFormer, eq. 34, feature by feature in plain Python; axes one after the other."""
+    width = width or x.shape[-1]
+    axes = len(positions[0])
+    pairs = [width // 2 // axes + (width // 2 % axes if axis == 0 else 0) for axis in range(axes)]
+    out = x.double().clone()
+    for token, position in enumerate(positions):
+        pair = 0
+        for coordinate, count in zip(position, pairs, strict=True):
+            for i in range(count):
+                angle = 0.0 if math.isnan(coordinate) else coordinate / base ** (i / count)
+                a, b = (2 * pair, 2 * pair + 1)
+                if layout == "half":
+                    a, b = pair, pair + width // 2
+                first, second = x[..., token, a].double(), x[..., token, b].double()
+                out[..., token, a] = first * math.cos(angle) - second * math.sin(angle)
+                out[..., token, b] = first * math.sin(angle) + second * math.cos(angle)
+                pair += 1
+    return out
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+@pytest.mark.parametrize(
+    ("axes", "width", "base"),
+    [(1, None, 10000.0), (1, 8, 10000.0), (2, None, 100.0), (2, 10, 100.0), (3, None, 50.0)],
+)
+def test_formula(axes, width, base, layout):
+    x = torch.randn(2, 3, 12, 16)
+    positions = torch.rand(12, axes, dtype=torch.float64) * 900 - 100
+    positions[2, 0] = positions[3] = math.nan
+    encoding = RotaryEncoding(16, axes, base=base, rotary_dim=width, layout=layout)
+    expected = formula(x, positions.tolist(), base=base, width=width, layout=layout)
+    exact = mmpos.rotate(x.double(), encoding(positions))
+    torch.testing.assert_close(exact, expected, rtol=0, atol=1e-6)
+    single = mmpos.rotate(x, encoding(positions.float()))
+    torch.testing.assert_close(single.double(), expected, rtol=0, atol=5e-4)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+def test_a_positive_angle_turns_the_first_feature_towards_the_second(layout):
+    rotation = RotaryEncoding(4, layout=layout)(torch.tensor([[math.pi / 2]]))
+    out = mmpos.rotate(torch.tensor([[[1.0, 0.0, 0.0, 0.0]]]), rotation).flatten()
+    assert out[1 if layout == "interleaved" else 2] == pytest.approx(1.0)
+
+
+def test_layouts_are_permutations_of_one_another():
+    x, positions = torch.randn(2, 3, 7, 16), sequence(7, start=300)
+    order = torch.arange(16).reshape(8, 2).T.flatten()
+    halves = mmpos.rotate(x[..., order], RotaryEncoding(16, layout="half")(positions))
+    pairs = mmpos.rotate(x, RotaryEncoding(16)(positions))
+    torch.testing.assert_close(halves, pairs[..., order])
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_an_axis_alone_is_the_one_axis_encoding_of_its_own_pairs(axes):
+    x, turns = torch.randn(2, 3, 7, 64), sequence(7, start=300)
+    encoding = RotaryEncoding(64, axes)
+    start = 0
+    for axis, pairs in enumerate(encoding.split):
+        positions = torch.full((7, axes), math.nan)
+        positions[:, axis : axis + 1] = turns
+        part = slice(2 * start, 2 * (start + pairs))
+        alone = mmpos.rotate(x[..., part].contiguous(), RotaryEncoding(2 * pairs)(turns))
+        out = mmpos.rotate(x, encoding(positions))
+        assert torch.equal(out[..., part], alone)
+        assert torch.equal(out[..., : part.start], x[..., : part.start])
+        assert torch.equal(out[..., part.stop :], x[..., part.stop :])
+        start += pairs
+
+
+def test_a_missing_coordinate_turns_as_coordinate_zero():
+    positions = torch.tensor([[math.nan, 3.0], [0.0, 3.0]])
+    rotation = RotaryEncoding(16, 2)(positions)
+    assert torch.equal(rotation.cos[:, 0], rotation.cos[:, 1])
+    assert torch.equal(rotation.sin[:, 0], rotation.sin[:, 1])
+
+
+def test_shapes_with_and_without_a_batch():
+    assert RotaryEncoding(16, 2)(grid(3, 4)).cos.shape == (1, 12, 8)
+    assert RotaryEncoding(16, 2)(grid(3, 4).expand(5, -1, -1)).cos.shape == (5, 1, 12, 8)
+    assert RotaryEncoding(16, 2, rotary_dim=12)(grid(3, 4)).sin.shape == (1, 12, 6)
+
+
+def test_readings():
+    positions = join(absent(1, 2), grid(4, 6))
+    plain = RotaryEncoding(16, 2)
+    for reading, expected in (
+        (OneBased(), plain(positions + 1)),
+        (Scaled((2, 3)), plain(positions / 2)),
+        (Centered(), plain(2 * (positions + 0.5) / torch.tensor([4, 6]) - 1)),
+    ):
+        rotation = RotaryEncoding(16, 2, coordinates=reading)(positions, extent=(4, 6))
+        torch.testing.assert_close(rotation[:2], expected[:2])
+
+
+def test_a_disturbance_in_training_is_one_for_all_tokens():
+    encoding = RotaryEncoding(16, (4, 6), coordinates=OneBased(shift=3.0))
+    q, k = torch.randn(2, 1, 2, 24, 16)
+    still, moved = encoding.eval()(grid(4, 6)), encoding.train()(grid(4, 6))
+    assert (still.cos - moved.cos).abs().max() > 1e-2
+    before, after = (mmpos.rotate(q, r) @ mmpos.rotate(k, r).mT for r in (still, moved))
+    torch.testing.assert_close(before, after, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"head_dim": 33}, "even number of features between 2 and head_dim=33, got 33.*=32"),
+        ({"head_dim": 16, "rotary_dim": 9}, "head_dim=16, got 9: pass rotary_dim=8"),
+        ({"head_dim": 16, "rotary_dim": 18}, "head_dim=16, got 18: pass rotary_dim=16"),
+        ({"head_dim": 16, "rotary_dim": 0}, "head_dim=16, got 0: pass rotary_dim=2"),
+        ({"head_dim": 4, "axes": 3}, r"2 pairs \(4 features\) cannot be divided among 3 axes"),
+        ({"head_dim": 16, "axes": 0}, "axes must be a number of 1 or more"),
+        ({"head_dim": 16, "base": 0.0}, "base must be above 0, got 0.0"),
+        ({"head_dim": 16, "layout": "llama"}, "layout must be one of.*half.*got 'llama'"),
+    ],
+)
+def test_bad_arguments(unchecked, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        RotaryEncoding(**arguments)
+
+
+def test_heads_that_do_not_fit_the_rotation(unchecked):
+    rotation = RotaryEncoding(16)(sequence(7))
+    with pytest.raises(ValueError, match="x has 8 features in a head, the rotation turns 16"):
+        mmpos.rotate(torch.randn(1, 3, 7, 8), rotation)
+    with pytest.raises(ValueError, match=r"x has 3 tokens \(shape \(1, 7, 3, 16\).*is for 7"):
+        mmpos.rotate(torch.randn(1, 7, 3, 16), rotation)

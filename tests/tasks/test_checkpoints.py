@@ -1,0 +1,131 @@
+"""What a checkpoint recorded is the lowest layer of settings; resuming is not starting anew."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tasks import cli
+
+HERE = Path(__file__).parent
+JOB = (HERE / "stub_job.yaml").read_text()
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Lightning's calls of jsonargparse
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
+]
+
+
+def test_a_checkpoint_stands_in_for_what_is_not_given(run, trained):
+    built = run("test", "--ckpt_path", str(trained))
+    assert built.model.transformer.rotary.base == 100 and built.model.transformer.dim == 16
+    assert built.trainer.logger is None
+    assert "what you gave wins" not in run.err
+    # slope 1, lr 0.25, gradient: the mean of each batch's numbers
+    weight = 1 - 0.25 * (0.5 / 8 + 2.5 / 8 + 4.5 / 8 + 6 / 8)
+    torch.testing.assert_close(built.model.linear.weight.item(), weight)
+
+
+def test_config_over_checkpoint_and_typed_over_both(run, trained, here):
+    (here / "other.yaml").write_text(JOB.replace("base: 100", "base: 50").replace("0.25", "0.125"))
+    job = ("-c", "other.yaml", "--model.lr", "0.0625", "--data.image_size", "[48,32]")
+    built = run("test", *job, "--ckpt_path", str(trained))
+    assert built.model.transformer.rotary.base == 50
+    assert built.model.hparams.lr == 0.0625
+    assert [line for line in run.err.splitlines() if line.startswith("model.")] == [
+        "model.transformer.rotary.base: checkpoint 100.0, now 50.0 (what you gave wins)",
+        "model.lr: checkpoint 0.25, now 0.0625 (what you gave wins)",
+        "model.image_size: checkpoint (32, 32), now (48, 32) (what you gave wins)",
+    ]
+
+
+def test_another_class_is_one_difference(run, trained):
+    built = run("test", "-c", "job.yaml", "-c", "turned.yaml", f"--ckpt_path={trained}")
+    assert built.model.transformer.rotary is None
+    assert [line for line in run.err.splitlines() if line.startswith("model.")] == [
+        "model.transformer.rotary: checkpoint Rotary(base=100.0, layout=whole), now null "
+        "(what you gave wins)",
+        "model.transformer.bias: checkpoint null, now Bias(distance=euclidean) "
+        "(what you gave wins)",
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_resuming_goes_on_and_weights_begin_anew(run, trained, here):
+    quiet = ("--trainer.enable_progress_bar=false", "--trainer.log_every_n_steps=1")
+    quiet += ("--trainer.enable_model_summary=false", "--trainer.logger=false")
+    resumed = run("fit", "--ckpt_path", str(trained), "--trainer.max_epochs", "3", *quiet)
+    assert resumed.trainer.global_step == 12 and resumed.model.hparams.lr == 0.25
+    torch.save({"value": 5.0}, here / "w.pt")
+    anew = run("fit", "-c", "job.yaml", "--model.weights", "w.pt", "--model.lr", "0")
+    assert anew.trainer.global_step == 4
+    assert anew.model.linear.weight.item() == 5
+    both = ("fit", "-c", "job.yaml", "--model.weights", "w.pt", "--ckpt_path", str(trained))
+    status, line = run.fails(*both)
+    assert status == 2 and "begins a new run" in line
+    # the run's saved config names the weights that it began with; resuming does not need them
+    (here / "w.pt").unlink()
+    saved = ("-c", "runs/config.yaml", "--ckpt_path", str(trained), "--trainer.max_epochs", "2")
+    assert run("fit", *saved).model.hparams.weights is None
+
+
+def test_a_name_that_lightning_resolves(run, here):
+    last = ("--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.save_last=true")
+    run("fit", "-c", "job.yaml", *last)
+    more = run("fit", "-c", "job.yaml", *last, "--ckpt_path=last", "--trainer.max_epochs=2")
+    assert more.trainer.global_step == 8
+    status, line = run.fails("test", "-c", "job.yaml", "--ckpt_path", "best")
+    assert status == 1 and 'ckpt_path="best"' in line
+
+
+def test_checkpoint_files_that_are_none(run, here):
+    assert run.fails("test", "--ckpt_path", "no.ckpt") == (1, "--ckpt_path no.ckpt: no such file")
+    for content in (b"hello", b"", b"PK\x03\x04 not really"):
+        (here / "bad.ckpt").write_bytes(content)
+        status, line = run.fails("test", "--ckpt_path", "bad.ckpt")
+        assert (status, line) == (1, "--ckpt_path bad.ckpt: not a checkpoint, or a damaged one")
+    torch.save({"weight": torch.ones(2)}, here / "w.pt")
+    status, line = run.fails("fit", "--ckpt_path", "w.pt")
+    assert status == 1 and line.endswith("to begin with its weights use --model.weights w.pt")
+
+
+def test_a_checkpoint_of_another_version(run, trained, here):
+    old = torch.load(trained)
+    old["hyper_parameters"]["gone"] = 3
+    torch.save(old, here / "old.ckpt")
+    status, line = run.fails("test", "--ckpt_path", "old.ckpt")
+    assert status == 2 and line.startswith("model.gone (recorded in old.ckpt): no such setting")
+    built = run("test", "-c", "job.yaml", "--ckpt_path", "old.ckpt")
+    assert built.model.hparams.lr == 0.25
+    assert "model.gone (recorded in old.ckpt)" in run.err and "only what you gave" in run.err
+
+
+def test_a_checkpoint_that_does_not_fit(run, trained, here):
+    other = torch.load(trained)
+    other["state_dict"] = {"linear.weight": torch.ones(2, 1)}
+    torch.save(other, here / "other.ckpt")
+    status, line = run.fails("test", "--ckpt_path", "other.ckpt")
+    assert status == 1
+    assert line.startswith("the checkpoint does not fit the model: size mismatch for linear.weight")
+
+
+def test_saved_config_gives_the_same_run(run, here):
+    first = run("fit", "-c", "job.yaml", "--model.transformer.rotary.base", "9")
+    saved = (here / "runs" / "config.yaml").read_text()
+    again = run("fit", "-c", "runs/config.yaml")
+    assert again.model.transformer.rotary.base == 9
+    assert (here / "runs" / "config.yaml").read_text() == saved
+    torch.testing.assert_close(first.model.state_dict(), again.model.state_dict(), rtol=0, atol=0)
+    run("test", "-c", "runs/config.yaml")
+    assert (here / "runs" / "config.yaml").read_text() == saved
+
+
+def test_print_config(run, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["fit", "--config", "job.yaml", "--print_config"])
+    assert stopped.value.code == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["model"]["init_args"]["lr"] == 0.25
+    assert printed["test_after_fit"] is True

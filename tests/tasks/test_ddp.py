@@ -1,0 +1,92 @@
+"""Two processes with batches of B are one process with batches of 2 B."""
+
+from functools import partial
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+
+import mmpos
+from mmpos.models import Transformer
+from tasks import ImageClassification
+from tasks.data import Images
+
+STEPS = 10
+
+
+class Record(L.Callback):
+    """Writes each process's losses and final weights to a file of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.losses: list[float] = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        loss = outputs["loss"].detach().clone()
+        mean = trainer.strategy.reduce(loss, reduce_op="mean")
+        self.losses.append(float(mean))
+
+    def on_fit_end(self, trainer, pl_module) -> None:
+        state = {k: v.clone() for k, v in pl_module.network.state_dict().items()}
+        metrics = {k: float(v) for k, v in trainer.callback_metrics.items()}
+        torch.save((self.losses, state, metrics), self.folder / f"{trainer.global_rank}.pt")
+
+
+def train(
+    folder: Path, processes: int, encoding: dict
+) -> list[tuple[list, dict[str, Tensor], dict]]:
+    folder.mkdir()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    data = Images(image_size=(16, 24), patch_size=8, batch_size=8 // processes, train_samples=400)
+    task = ImageClassification(
+        data.classes,
+        data.image_size,
+        data.patch_size,
+        data.channels,
+        partial(Transformer, size="nano", depth=1, class_token=True, **encoding),
+    )
+    strategy = DDPStrategy(start_method="fork", process_group_backend="gloo")
+    trainer = L.Trainer(
+        default_root_dir=folder,
+        accelerator="cpu",
+        devices=processes,
+        strategy=strategy if processes > 1 else "auto",
+        precision="64-true",  # the gradient of a key bias is rounding alone, which Adam magnifies
+        max_steps=STEPS,
+        limit_val_batches=1.0,
+        val_check_interval=STEPS,
+        num_sanity_val_steps=0,
+        callbacks=[Record(folder)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(task, datamodule=data)
+    torch.set_num_threads(threads)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(processes)]
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        {"additive": partial(mmpos.LearnedEncoding, prefix_rows=1), "bias": mmpos.ALiBi},
+        {"rotary": mmpos.RotaryEncoding},
+    ],
+    ids=["learned and alibi", "rope"],
+)
+def test_two_processes_are_one_with_twice_the_batch(encoding: dict, tmp_path: Path) -> None:
+    ((losses, weights, metrics),) = train(tmp_path / "one", 1, encoding)
+    first, second = train(tmp_path / "two", 2, encoding)
+    assert len(losses) == STEPS and len(set(losses)) == STEPS
+    assert first[0] == pytest.approx(losses, rel=1e-5) == second[0]
+    for name, value in weights.items():
+        assert torch.equal(first[1][name], second[1][name]), f"{name} differs between processes"
+        torch.testing.assert_close(first[1][name], value, rtol=1e-5, atol=1e-5)
+    for name in ("val/loss", "val/what_accuracy", "val/where_accuracy"):
+        assert first[2][name] == pytest.approx(metrics[name], rel=1e-5), name

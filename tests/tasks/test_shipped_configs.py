@@ -1,0 +1,65 @@
+"""Every shipped config is run for a few steps."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tasks import cli, configs
+
+NAMES = list(configs.shipped())
+JOBS = [name for name in NAMES if "/" not in name]
+ENCODINGS = [name for name in NAMES if name.startswith("encoding/")]
+FEW = [
+    "--trainer.fast_dev_run=2",
+    "--trainer.accelerator=cpu",
+    "--trainer.enable_progress_bar=false",
+]
+
+
+def slots(name: str) -> dict:
+    content = yaml.safe_load(configs.shipped()[name].read_text())
+    return content["model"]["init_args"]["transformer"]["init_args"]
+
+
+def test_what_is_shipped() -> None:
+    assert JOBS == ["image"]
+    assert [
+        f"encoding/{name}" for name in ("alibi", "learned", "none", "rope", "sinusoidal")
+    ] == ENCODINGS
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_an_encoding_sets_all_three_slots_so_that_it_replaces(name: str) -> None:
+    assert set(slots(name)) == {"additive", "rotary", "bias"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_config_begins_with_a_comment(name: str) -> None:
+    assert configs.shipped()[name].read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("job", JOBS)
+def test_each_encoding_over_each_job(
+    job: str, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last config wins whatever came before, and the job trains, validates and tests."""
+    monkeypatch.chdir(tmp_path)
+    over = ["--config", job, "--config", "encoding/alibi", "--config", encoding]
+    assert cli.main(["fit", *over, *FEW]) == 0
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_the_last_encoding_wins(
+    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    others = [arg for name in ENCODINGS if name != encoding for arg in ("--config", name)]
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["fit", "--config", "image", *others, "--config", encoding, "--print_config"])
+    assert stopped.value.code in (0, None)
+    built = yaml.safe_load(capsys.readouterr().out)["model"]["init_args"]["transformer"]
+    for slot, wanted in slots(encoding).items():
+        found = built["init_args"][slot]
+        assert (found and found["class_path"]) == (wanted and wanted["class_path"]), slot

@@ -1,0 +1,137 @@
+import math
+
+import pytest
+import torch
+
+from mmpos.coordinates import Centered, Coordinates, Index, OneBased, Scaled
+from mmpos.positions import absent, grid, join
+
+READINGS = [Index(), OneBased(), Scaled((4, 6)), Centered()]
+
+
+@pytest.mark.parametrize(
+    ("reading", "rule"),
+    [
+        (Index(), lambda i, size: i),
+        (OneBased(), lambda i, size: i + 1),
+        (Scaled((14, 7)), lambda i, size: i * {3: 14, 300: 7}[size] / size),
+        (Scaled((14, 7), offset=0.5), lambda i, size: (i + 0.5) * {3: 14, 300: 7}[size] / size),
+        (Centered(), lambda i, size: 2 * (i + 0.5) / size - 1),
+    ],
+    ids=["index", "one-based", "scaled", "scaled centres", "centred"],
+)
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_readings_of_a_rectangle(reading, rule, as_tensor):
+    extent = (3, 300)
+    expected = [[rule(y, 3), rule(x, 300)] for y in range(3) for x in range(300)]
+    given = torch.tensor(extent) if as_tensor else extent
+    read = reading(grid(*extent), axes=2, extent=given)
+    torch.testing.assert_close(read, torch.tensor(expected, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_fractional_negative_and_missing_positions(reading):
+    positions = torch.tensor([[-1.5, 0.25], [300.75, math.nan], [math.nan, math.nan]])
+    read = reading(positions, axes=2, extent=(4, 6))
+    assert torch.equal(read.isnan(), positions.isnan())
+    exact = reading(positions.double(), axes=2, extent=(4, 6))
+    assert exact.dtype == torch.float64
+    torch.testing.assert_close(read.double(), exact, equal_nan=True)
+
+
+def test_the_reference_grid_is_the_encodings_unless_another_is_given():
+    positions = grid(2, 3)
+    own = Scaled()(positions, axes=(8, 9), extent=(2, 3))
+    assert own[-1].tolist() == [4.0, 6.0]
+    assert torch.equal(
+        Scaled((4, 6))(positions, axes=(8, 9), extent=(2, 3)), own / own.new_tensor([2, 1.5])
+    )
+
+
+def test_on_its_own_grid_a_scaled_position_is_the_index():
+    positions = grid(7, 300)
+    read = Scaled()(positions, axes=(7, 300), extent=(7, 300))
+    assert torch.equal(read, positions.float())
+
+
+def test_a_grid_of_its_own_for_each_sample():
+    positions = torch.stack((grid(2, 3), grid(3, 2)))
+    read = Centered()(positions, axes=2, extent=torch.tensor([[2, 3], [3, 2]]))
+    for row, extent in zip(range(2), ((2, 3), (3, 2)), strict=True):
+        assert torch.equal(read[row], Centered()(positions[row], axes=2, extent=extent))
+
+
+def disturbed(positions, **strength) -> torch.Tensor:
+    return Index(**strength)(positions, axes=2, training=True)
+
+
+def test_disturbances_are_for_training_only_and_off_by_default():
+    positions = grid(3, 5)
+    reading = Index(shift=1, jitter=2, rescale=2)
+    assert torch.equal(reading(positions, axes=2), positions.float())
+    assert torch.equal(disturbed(positions), positions.float())
+
+
+def test_a_shift_is_one_per_axis_and_common_to_all_tokens():
+    positions = join(absent(1, 2), grid(3, 300))
+    shifts = torch.stack([(disturbed(positions, shift=2) - positions)[1:] for _ in range(300)])
+    torch.testing.assert_close(shifts, shifts[:, :1].expand_as(shifts), rtol=0, atol=1e-4)
+    first = shifts[:, 0]
+    assert first.abs().max() <= 2
+    assert first.min() < -1.8
+    assert first.max() > 1.8
+    assert (first[:, 0] != first[:, 1]).all()
+    assert disturbed(positions, shift=2)[0].isnan().all()
+
+
+@pytest.mark.parametrize(("kind", "shared"), [("jitter", False), ("rescale", True)])
+def test_factors_are_log_uniform(kind, shared):
+    positions = grid(3, 300) + 1
+    factors = torch.stack([(disturbed(positions, **{kind: 4.0}) / positions) for _ in range(400)])
+    torch.testing.assert_close(factors, factors[:, :1].expand_as(factors), rtol=1e-5, atol=0)
+    logs = factors[:, 0].log() / math.log(4)
+    assert torch.equal(logs[:, 0], logs[:, 1]) is shared
+    assert logs.abs().max() <= 1 + 1e-6
+    assert logs.abs().max() > 0.97
+    assert abs(logs.mean()) < 0.1
+    assert abs((logs > 0.5).float().mean() - 0.25) < 0.08
+
+
+def test_disturbances_come_in_the_published_order(monkeypatch):
+    """Shift, then jitter, then rescale (DINOv3)."""
+    monkeypatch.setattr(torch.Tensor, "uniform_", lambda self, low, high: self.fill_(high))
+    read = disturbed(torch.ones(1, 2), shift=0.5, jitter=2.0, rescale=3.0)
+    torch.testing.assert_close(read, torch.full((1, 2), (1 + 0.5) * 2 * 3))
+
+
+@pytest.mark.parametrize("strength", [{"shift": -0.1}, {"jitter": 0.5}, {"rescale": 0.0}])
+@pytest.mark.parametrize("reading", [Index, OneBased, Scaled, Centered])
+def test_impossible_disturbances(reading, strength):
+    ((name, value),) = strength.items()
+    with pytest.raises(ValueError, match=f"shift >= 0, jitter >= 1.*{name}={value}"):
+        reading(**strength)
+
+
+@pytest.mark.parametrize("reading", [Scaled((4, 6)), Centered()])
+def test_readings_that_need_the_grid(reading):
+    name = type(reading).__name__
+    with pytest.raises(ValueError, match=f"{name} coordinates need the size of the grid.*extent"):
+        reading(grid(4, 6), axes=2)
+    with pytest.raises(ValueError, match="extent has 3 axes, the positions have 2"):
+        reading(grid(4, 6), axes=2, extent=(1, 4, 6))
+
+
+def test_a_reference_grid_that_is_missing_or_does_not_fit():
+    with pytest.raises(ValueError, match=r"no reference grid: pass Scaled.*grid instead"):
+        Scaled()(grid(4, 6), axes=2, extent=(4, 6))
+    with pytest.raises(ValueError, match=r"Scaled\(reference=\(4,\)\) has 1 axes.*has 2"):
+        Scaled((4,))(grid(4, 6), axes=2, extent=(4, 6))
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_positions_are_checked(reading):
+    assert isinstance(reading, Coordinates)
+    with pytest.raises(ValueError, match=r"\(24, 2\), expected \[..., length, 3\]"):
+        reading(grid(4, 6), axes=3, extent=(4, 6))
+    with pytest.raises(TypeError, match="bfloat16"):
+        reading(grid(4, 6).bfloat16(), axes=2, extent=(4, 6))
