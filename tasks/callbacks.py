@@ -1,4 +1,4 @@
-"""Callbacks of the command: predictions as a table, and the moment at which training begins."""
+"""Callbacks of the command: a table of predictions, settings in checkpoints, the first batch."""
 
 import csv
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ class PredictionWriter(BasePredictionWriter):
     """Writes predictions to a CSV file: ``file``, then each question's answer and probability.
 
     ``predict_step`` gives ``{"file": list[str], question: {"label": LongTensor[B], "probability":
-    FloatTensor[B]}, …}``; the datamodule's ``classes[question]`` name the labels. One question has
+    FloatTensor[B]}, …}``; ``classes[question]`` of the
+    model, else of the datamodule, name the labels. One question has
     the columns ``file, <question>, probability``; of several, each has ``<question>`` and
     ``<question>_probability``. Rows are in the order of the data set, each once, whatever the
     number of processes. Existing files are replaced.
@@ -52,7 +53,7 @@ class PredictionWriter(BasePredictionWriter):
                 f"{{'label': ..., 'probability': ...}}}}, got {type(prediction).__name__}; for "
                 "another form add a BasePredictionWriter of yours to trainer.callbacks"
             )
-        names = trainer.datamodule.classes  # type: ignore[attr-defined]
+        names = getattr(pl_module, "classes", None) or trainer.datamodule.classes  # type: ignore
         questions = [key for key in prediction if key != "file"]
         for row, file in enumerate(prediction["file"]):
             place = batch_indices[row] if batch_indices else len(self._rows)
@@ -79,6 +80,19 @@ class PredictionWriter(BasePredictionWriter):
             writer = csv.DictWriter(file, rows[0] if rows else ["file"])
             writer.writeheader()
             writer.writerows(rows)
+
+
+class RunSettings(Callback):
+    """Records the trainer's settings in each checkpoint, so that a run can go on from it alone."""
+
+    def __init__(self) -> None:
+        self.trainer: dict[str, Any] = {}
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Adds ``mmpos_trainer``."""
+        checkpoint["mmpos_trainer"] = self.trainer
 
 
 class FirstBatch(Callback):

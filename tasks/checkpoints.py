@@ -15,8 +15,9 @@ SPECIAL = ("last", "best", "hpc", "registry")  # Lightning finds the file itself
 
 
 class Recorded(NamedTuple):
-    """Settings of a checkpoint: ``settings`` as a config file would give them, by ``model`` and
-    ``data``; ``text``, the same as YAML; ``linked``, the values that its model had from its data.
+    """Settings of a checkpoint: ``settings`` as a config file would give them, by ``model``,
+    ``data`` and ``trainer``; ``text``, the same as YAML; ``linked``, the values that its model had
+    from its data.
     """
 
     settings: dict[str, dict[str, Any]]
@@ -32,8 +33,9 @@ def is_file(path: str) -> bool:
     return path not in ("", "null") and not special and not Path(path).is_dir()
 
 
-def recorded(path: str, linked_names: tuple[str, ...]) -> Recorded:
-    """Reads the hyper-parameters that the command stored in the checkpoint ``path``.
+def recorded(path: str, linked_names: tuple[str, ...], *, trainer: bool) -> Recorded:
+    """Reads what the command stored in the checkpoint ``path``: the hyper-parameters of model and
+    data and, if ``trainer``, its settings too.
 
     ``model.weights`` is left out: a checkpoint has its own weights.
 
@@ -51,6 +53,8 @@ def recorded(path: str, linked_names: tuple[str, ...]) -> Recorded:
             values.pop("weights", None)
         if class_path:
             settings[section] = {"class_path": class_path, "init_args": values}
+    if trainer and content.get("mmpos_trainer"):
+        settings["trainer"] = dict(content["mmpos_trainer"])
     try:
         text = yaml.safe_dump(settings) if settings else ""
     except yaml.representer.RepresenterError:  # objects: no command line has made this checkpoint

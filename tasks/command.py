@@ -18,7 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from tasks import checkpoints, configs, errors, summary
-from tasks.callbacks import FirstBatch, PredictionWriter
+from tasks.callbacks import FirstBatch, PredictionWriter, RunSettings
 from tasks.configs import CommandError, Given
 from tasks.errors import LINKED
 
@@ -34,7 +34,7 @@ def run(command: str, files: list[str], others: list[str]) -> None:
     recorded = None
     path = configs.last("ckpt_path", given)
     if path and checkpoints.is_file(path.value):
-        recorded = checkpoints.recorded(path.value, LINKED)
+        recorded = checkpoints.recorded(path.value, LINKED, trainer=command == "fit")
         given = [*configs.settings(recorded.text, f"recorded in {path.value}"), *given]
     first_batch = FirstBatch()
     try:
@@ -83,6 +83,7 @@ class Command(LightningCLI):
         self.given = given
         self.recorded = recorded
         self.writer: PredictionWriter | None = None
+        self.run_settings = RunSettings()
         super().__init__(
             LightningModule,
             LightningDataModule,
@@ -92,7 +93,7 @@ class Command(LightningCLI):
             seed_everything_default=0,
             save_config_callback=SaveConfigCallback if command == "fit" else None,
             save_config_kwargs={"overwrite": True},
-            trainer_defaults={"callbacks": [first_batch]},
+            trainer_defaults={"callbacks": [first_batch, self.run_settings]},
             parser_class=errors.Parser,
             parser_kwargs={"prog": "mmpos", "allow_abbrev": False},
             args=[command, *args],
@@ -134,14 +135,17 @@ class Command(LightningCLI):
             init_args = model.get("init_args", Namespace())
             asked = init_args.get(name)
             typed = configs.last(f"model.{name}", self.given) is not None
-            if not hasattr(data, name):
+            if not hasattr(type(data), name) and not hasattr(data, name):
                 if name in init_args and not typed and _required(model.class_path, name):
                     raise CommandError(
                         f"{model.class_path} needs {name}, and {type(data).__name__} has no "
                         f"attribute of this name: add one, or give --model.{name}"
                     )
                 return asked
-            value = getattr(data, name)
+            if self.subcommand == "predict" and self.recorded and name in self.recorded.linked:
+                value = self.recorded.linked[name]  # what was trained on need not be at hand
+            else:
+                value = getattr(data, name)
             if typed and _tuples(asked) != _tuples(value):
                 raise CommandError(errors.from_data(name, asked), 2)
             return value
@@ -188,9 +192,10 @@ class Command(LightningCLI):
         """Does nothing: a checkpoint's settings are the lowest layer already, not the highest."""
 
     def before_instantiate_classes(self) -> None:
-        """Says in what the settings depart from the checkpoint's."""
+        """Says in what the settings depart from the checkpoint's, and keeps the trainer's."""
+        self._dump_config()
+        self.run_settings.trainer = self.config_dump["trainer"]
         if self.recorded and "model" in self.recorded.settings:
-            self._dump_config()
             model = self.config_dump["model"]
             self._tell(checkpoints.differences(self.recorded.settings["model"], model))
 
@@ -200,7 +205,7 @@ class Command(LightningCLI):
             # Not to the logger: it refuses names that model and data record with two values, such
             # as an image size of 32 and of (32, 32). The saved config has them all.
             self.datamodule.save_hyperparameters(dict(self.datamodule.hparams), logger=False)
-        if self.recorded:
+        if self.recorded and self.subcommand != "predict":
             now = {n: getattr(self.datamodule, n) for n in LINKED if hasattr(self.datamodule, n)}
             self._tell(checkpoints.differences(self.recorded.linked, now))
 

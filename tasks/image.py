@@ -93,7 +93,7 @@ class ImageClassification(Task):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels = batch
         loss = self._loss(self(images), self._labels(labels, check=batch_idx == 0))
-        self.log("train/loss", loss, prog_bar=True)
+        self.log("train/loss", loss, prog_bar=True, sync_dist=True)
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:

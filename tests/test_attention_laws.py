@@ -73,6 +73,31 @@ def test_a_cache_with_evicted_keys_keeps_their_places(layer):
         close(step, whole[:, :, -new:])
 
 
+def test_decoding_a_left_padded_batch_is_decoding_each_row_alone(layer):
+    """Rows of 3 and 7 tokens, and two steps more: each row goes on from its own last position."""
+    rows = [layer.tokens(1, length + 2, seed) for seed, length in enumerate((3, 7))]
+    places = [layer.case.cells(length + 2, seed) for seed, length in enumerate((3, 7))]
+    x, positions = torch.randn(2, 9, layer.width), layer.case.cells(9).repeat(2, 1, 1)
+    mask = torch.zeros(2, 9, dtype=torch.bool)
+    for row, (own, place) in enumerate(zip(rows, places, strict=True)):
+        x[row, -own.shape[1] :], positions[row, -own.shape[1] :] = own, place
+        mask[row, -own.shape[1] :] = True
+    q, k, v = layer.project(x, positions)
+    for end in (8, 9):
+        step = layer.attend(
+            q[:, :, end - 1 : end],
+            k[:, :, :end],
+            v[:, :, :end],
+            positions[:, end - 1 : end],
+            positions[:, :end],
+            causal=True,
+            mask=mask[:, :end],
+        )
+        for row, (own, place) in enumerate(zip(rows, places, strict=True)):
+            alone = layer(own, place, causal=True)[:, :, end - 10 :][:, :, :1]
+            close(step[row : row + 1], alone)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_packed_documents_are_the_separate_ones(layer, causal):
     lengths = (3, 1, 7)

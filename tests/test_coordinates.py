@@ -97,6 +97,16 @@ def test_factors_are_log_uniform(kind, shared):
     assert abs((logs > 0.5).float().mean() - 0.25) < 0.08
 
 
+def test_disturbances_are_drawn_in_single_precision_whatever_the_default():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        read = disturbed(torch.tensor([[0, 0]]), shift=1.0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert read.dtype == torch.float32
+    assert (read != read.bfloat16().float()).all()
+
+
 def test_disturbances_come_in_the_published_order(monkeypatch):
     """Shift, then jitter, then rescale (DINOv3)."""
     monkeypatch.setattr(torch.Tensor, "uniform_", lambda self, low, high: self.fill_(high))

@@ -1,6 +1,7 @@
 """Images for classification: embedded, from folders, or torchvision's sets; plain or as scenes."""
 
 import difflib
+import functools
 import inspect
 from collections.abc import Sized
 from pathlib import Path
@@ -110,9 +111,13 @@ class Images(L.LightningDataModule):
         self.skip_broken = skip_broken
         self.predict_folder = None if predict_folder is None else Path(predict_folder)
         self._check()
-        names = class_names(self.source, self.root)
-        self.classes = {"what": names, "where": PARTS} if scene == "placed" else {"class": names}
         self._data: dict[str, Dataset] = {}
+
+    @functools.cached_property
+    def classes(self) -> dict[str, list[str]]:
+        """The answers to each question, in the order of labels; reads no more than folder names."""
+        names = class_names(self.source, self.root)
+        return {"what": names, "where": PARTS} if self.scene == "placed" else {"class": names}
 
     def _check(self) -> None:
         if self.source == "embedded" and self.root is not None:
@@ -162,6 +167,7 @@ class Images(L.LightningDataModule):
         needed = [split for split in splits.get(stage, ()) if split not in self._data]
         if not needed:
             return
+        assert self.classes  # raises for data that cannot be used
         bases = own_splits(self.source, self.root, self.mode)
         targets = {split: np.asarray(base.targets) for split, base in bases.items()}
         indices = {split: np.arange(len(targets[split])) for split in bases}
@@ -238,7 +244,7 @@ class Images(L.LightningDataModule):
             sampler = UnrepeatedDistributedSampler(data, processes, rank, shuffle=False)
         return DataLoader(
             data,
-            self.batch_size,
+            batch_size=self.batch_size,
             sampler=sampler,
             drop_last=split == "train",
             num_workers=self.num_workers,

@@ -65,8 +65,11 @@ def test_resuming_goes_on_and_weights_begin_anew(run, trained, here):
     both = ("fit", "-c", "job.yaml", "--model.weights", "w.pt", "--ckpt_path", str(trained))
     status, line = run.fails(*both)
     assert status == 2 and "begins a new run" in line
-    # the run's saved config names the weights that it began with; resuming does not need them
+    # what that run recorded names the weights that it began with; going on does not need them
     (here / "w.pt").unlink()
+    begun = anew.trainer.checkpoint_callback.best_model_path
+    assert run("test", "--ckpt_path", begun).model.linear.weight.item() == 5
+    assert "what you gave wins" not in run.err
     saved = ("-c", "runs/config.yaml", "--ckpt_path", str(trained), "--trainer.max_epochs", "2")
     assert run("fit", *saved).model.hparams.weights is None
 

@@ -1,5 +1,9 @@
 """Two processes with batches of B are one process with batches of 2 B."""
 
+import csv
+import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +15,7 @@ from torch import Tensor
 
 import mmpos
 from mmpos.models import Transformer
-from tasks import ImageClassification
+from tasks import ImageClassification, cli
 from tasks.data import Images
 
 STEPS = 10
@@ -90,3 +94,38 @@ def test_two_processes_are_one_with_twice_the_batch(encoding: dict, tmp_path: Pa
         torch.testing.assert_close(first[1][name], value, rtol=1e-5, atol=1e-5)
     for name in ("val/loss", "val/what_accuracy", "val/where_accuracy"):
         assert first[2][name] == pytest.approx(metrics[name], rel=1e-5), name
+
+
+def test_the_same_through_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default job, at a small size, as ``mmpos fit`` in one process and in two."""
+    monkeypatch.chdir(tmp_path)
+    base = ["fit", "--config", "image", "--data.image_size=16", "--data.patch_size=8"]
+    base += ["--data.train_samples=400", f"--trainer.max_steps={STEPS}", "--test_after_fit=false"]
+    base += [f"--trainer.val_check_interval={STEPS}", "--trainer.log_every_n_steps=1"]
+    base += ["--trainer.precision=64-true", "--trainer.num_sanity_val_steps=0"]
+    base += ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
+    one = [*base, "--data.batch_size=16", "--trainer.logger.name=one"]
+    two = [*base, "--data.batch_size=8", "--trainer.logger.name=two"]
+    two += ["--trainer.strategy=ddp", "--trainer.devices=2"]
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
+    command = [sys.executable, "-W", "ignore", "-m", "mmpos"]
+    second = subprocess.Popen(
+        [*command, *two], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert cli.main(one) == 0
+    output = second.communicate(timeout=300)[0].decode()
+    assert second.returncode == 0, output
+    found = []
+    for name in ("one", "two"):
+        folder = tmp_path / "runs" / name / "version_0"
+        state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+        with (folder / "metrics.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        found.append((state, {k: [r[k] for r in rows if r[k]] for k in ("train/loss", "val/loss")}))
+    (first, losses), (last, others) = found
+    assert first["global_step"] == last["global_step"] == STEPS == len(losses["train/loss"])
+    for name, values in losses.items():
+        assert list(map(float, others[name])) == pytest.approx(list(map(float, values)), rel=1e-5)
+    for name, value in first["state_dict"].items():
+        torch.testing.assert_close(last["state_dict"][name], value, rtol=1e-5, atol=1e-5)
