@@ -3,6 +3,7 @@ from . import coordinates as coordinates
 from . import frequencies as frequencies
 from . import models as models
 from . import positions as positions
+from . import resample as resample
 from ._version import __version__ as __version__
 from .additive import AdditiveEncoding as AdditiveEncoding
 from .additive import LearnedEncoding as LearnedEncoding

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, EMAWeightAveraging
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from torchmetrics import Metric
 
 from mmpos import __version__
-from tasks.optim import adamw, warmup_cosine
+from tasks.optim import adamw, resize_moments, warmup_cosine
 from tasks.weights import load_weights
 
 
@@ -26,6 +29,8 @@ class Task(L.LightningModule):
         warmup: the fraction of all steps over which the rate rises.
         weights: file to start from (a checkpoint of a task, a state dict, safetensors); unlike
             resuming from a checkpoint, optimizer and step count start anew.
+        leave_out: parts of the network that do not take the starting weights, by the beginning of
+            their names, such as ``heads`` for other classes.
         ema: decay of an exponential moving average of the weights, which is what is validated
             and saved; none by default.
     """
@@ -39,6 +44,7 @@ class Task(L.LightningModule):
         weight_decay: float,
         warmup: float,
         weights: str | PathLike | None,
+        leave_out: Sequence[str],
         ema: float | None,
     ) -> None:
         super().__init__()
@@ -46,11 +52,12 @@ class Task(L.LightningModule):
             raise ValueError(f"ema is a decay between 0 and 1, such as 0.999, got {ema}")
         self.lr, self.weight_decay, self.warmup, self.ema = lr, weight_decay, warmup, ema
         self._start = weights
+        self.leave_out = leave_out
 
     def setup(self, stage: str) -> None:
         """Load the starting weights, once, unless a checkpoint is about to replace them."""
         if self._start is not None and self.trainer.ckpt_path is None:
-            load_weights(self.network, self._start)
+            rank_zero_info(load_weights(self.network, self._start, self.leave_out))
         self._start = None
 
     def on_fit_start(self) -> None:
@@ -82,7 +89,14 @@ class Task(L.LightningModule):
         scheduler.step_update(self.global_step)
 
     def configure_callbacks(self) -> list[Callback]:
-        return [] if self.ema is None else [EMAWeightAveraging(use_buffers=False, decay=self.ema)]
+        if self.ema is None or self.trainer.state.fn != TrainerFn.FITTING:
+            return []
+        return [EMAWeightAveraging(use_buffers=False, decay=self.ema)]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the optimizer's moments to the grid of this model, as its tables will be."""
+        for state in checkpoint.get("optimizer_states", []):
+            resize_moments(self, state)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Record the version of mmpos that wrote the checkpoint."""

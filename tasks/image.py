@@ -32,7 +32,7 @@ class ImageClassification(Task):
         channels: of an image.
         transformer: makes the transformer from its grid, such as the class `Transformer` itself.
         pool: ``mean`` over patches, or the class ``token``.
-        lr, weight_decay, warmup, weights, ema: see `Task`.
+        lr, weight_decay, warmup, weights, leave_out, ema: see `Task`.
 
     Raises: ValueError for an image that patches do not divide, or a question with fewer than two
     answers.
@@ -51,9 +51,17 @@ class ImageClassification(Task):
         weight_decay: float = 0.05,
         warmup: float = 0.1,
         weights: str | PathLike | None = None,
+        leave_out: Sequence[str] = (),
         ema: float | None = None,
     ) -> None:
-        super().__init__(lr=lr, weight_decay=weight_decay, warmup=warmup, weights=weights, ema=ema)
+        super().__init__(
+            lr=lr,
+            weight_decay=weight_decay,
+            warmup=warmup,
+            weights=weights,
+            leave_out=leave_out,
+            ema=ema,
+        )
         weights = None if weights is None else str(weights)  # plain data for the checkpoint
         self.save_hyperparameters()
         if callable(self.hparams.get("transformer")):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from timm.scheduler.cosine_lr import CosineLRScheduler
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from mmpos.additive import AdditiveEncoding
+from mmpos.additive import AdditiveEncoding, LearnedEncoding
 from mmpos.bias import AttentionBias
 from mmpos.models import Transformer
+from mmpos.resample import grid_table
 from mmpos.rotary import RotaryEncoding
 
 _POSITIONS = (AdditiveEncoding, RotaryEncoding, AttentionBias)
@@ -39,6 +40,23 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict]:
 def adamw(module: nn.Module, lr: float, weight_decay: float) -> Optimizer:
     """AdamW over `parameter_groups`."""
     return AdamW(parameter_groups(module, weight_decay), lr=lr)
+
+
+def resize_moments(module: nn.Module, state: dict) -> None:
+    """Take the moments of tables in a stored optimizer ``state`` to the grids of ``module``.
+
+    They go the way of the tables themselves; second moments stay above 0. The optimizer is that of
+    `adamw`, whose order of parameters is what the state refers to.
+    """
+    tables = {part.table: part for part in module.modules() if isinstance(part, LearnedEncoding)}
+    order = [p for group in parameter_groups(module, 0.0) for p in group["params"]]
+    for index, parameter in enumerate(order):
+        moments = state["state"].get(index, {})
+        encoding = tables.get(parameter)
+        for name, moment in moments.items():
+            if encoding is not None and isinstance(moment, Tensor) and encoding.fits(moment):
+                resized = grid_table(moment, encoding.grid, encoding.resampling)
+                moments[name] = resized.clamp(min=0) if name.endswith("_sq") else resized
 
 
 def warmup_cosine(optimizer: Optimizer, lr: float, steps: int, warmup: float) -> CosineLRScheduler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -11,13 +12,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from mmpos.additive import LearnedEncoding
+
 _PREFIX = "network."
 
 
-def load_weights(network: nn.Module, path: str | PathLike) -> None:
-    """Load the weights in ``path`` into ``network``, all of them or none.
+def load_weights(network: nn.Module, path: str | PathLike, leave_out: Sequence[str] = ()) -> str:
+    """Load the weights in ``path`` into ``network``, all of them or none; returns a report.
 
     The file is a checkpoint of a task, a state dict of the task or of its network, or safetensors.
+    Tables of another grid are resized; names that begin with one of ``leave_out`` keep their
+    initial values; the report names both.
     Raises: FileNotFoundError if it is not there; ValueError if it holds no weights, or weights of
     another shape or of other names, with both named.
     """
@@ -29,20 +34,47 @@ def load_weights(network: nn.Module, path: str | PathLike) -> None:
             if name.startswith(_PREFIX)
         }
     here = network.state_dict()
-    faults = [
-        f"{name} is {_shape(state[name])} there and {_shape(here[name])} here"
-        for name in here
-        if name in state and state[name].shape != here[name].shape
-    ]
-    faults += [f"{name} is missing there" for name in here if name not in state]
+    unknown = [part for part in leave_out if not any(name.startswith(part) for name in here)]
+    if unknown:
+        raise ValueError(
+            f"nothing to leave out is called {unknown[0]!r}: the parts are "
+            + ", ".join(name for name, _ in network.named_children())
+        )
+    kept = [name for name in here if name.startswith(tuple(leave_out))]
+    state = {name: v for name, v in state.items() if not name.startswith(tuple(leave_out))}
+    tables = {
+        f"{name}.table": part
+        for name, part in network.named_modules()
+        if isinstance(part, LearnedEncoding)
+    }
+    faults, resized = [], []
+    for name, value in here.items():
+        if name in kept:
+            continue
+        if name not in state:
+            faults.append(f"{name} is missing there")
+        elif state[name].shape == value.shape:
+            continue
+        elif name in tables and tables[name].fits(state[name]):
+            grids = f"{_shape(state[name].shape[:-1])} → {_shape(value.shape[:-1])}"
+            resized.append(f"{name} {grids} ({tables[name].resampling})")
+        else:
+            faults.append(
+                f"{name} is {_shape(state[name].shape)} there and {_shape(value.shape)} here"
+            )
     faults += [f"{name} is unknown here" for name in state if name not in here]
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise ValueError(
-            f"the weights in {path} do not fit the model: {faults[0]}{more}; "
-            "build the model with their width, depth, encoding and classes"
+            f"the weights in {path} do not fit the model: {faults[0]}{more}; build the model with "
+            "their width, depth, encoding and classes, or name the parts to leave out "
+            "(--model.leave_out heads)"
         )
-    network.load_state_dict(state)
+    network.load_state_dict(state, strict=False)
+    return (
+        f"weights: {len(state)} tensors of {path}; "
+        f"resized: {', '.join(resized) or 'none'}; left out: {', '.join(kept) or 'none'}"
+    )
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -61,5 +93,5 @@ def _read(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def _shape(tensor: Tensor) -> str:
-    return " × ".join(map(str, tensor.shape)) or "a number"
+def _shape(sizes: Sequence[int]) -> str:
+    return " × ".join(map(str, sizes)) or "a number"

@@ -38,6 +38,7 @@ PUBLIC = [
     "frequencies",
     "models",
     "positions",
+    "resample",
     "rotate",
 ]
 ENTRY = {"__init__", "__main__", "_version"}  # of the package itself

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Num
@@ -9,6 +11,9 @@ from torch import Tensor, nn
 from mmpos.additive.base import AdditiveEncoding
 from mmpos.coordinates import Extent
 from mmpos.positions import check
+from mmpos.resample import Resampling, grid_table
+
+_log = logging.getLogger(__name__)
 
 
 class LearnedEncoding(AdditiveEncoding):
@@ -16,13 +21,17 @@ class LearnedEncoding(AdditiveEncoding):
 
     A token at an integer position gets the row of that cell; the ``k``-th token without a place
     gets the ``k``-th prefix row, and nothing when there are fewer (ViT, arXiv:2010.11929, sec. 3.1,
-    with one prefix row for the class token). The table keeps its grid in its own shape.
+    with one prefix row for the class token). The table keeps its grid in its own shape; weights of
+    another grid are resized as they are loaded, by ``resampling``, and a line of the log says so.
 
     Args:
         dim: features of a token.
         axes: the grid, a size for each axis; ``(length,)`` for a sequence.
         prefix_rows: rows for class and register tokens.
         std: standard deviation of the initial rows.
+        resampling: how the table goes to another grid.
+        dynamic: whether an input on another grid is given a resized copy of the table, formed at
+            each call and differentiable, instead of being refused.
 
     Shape: positions ``[..., L, A]`` → ``[..., L, dim]``. Parameters: ``table [*grid, dim]`` and
     ``prefix [prefix_rows, dim]``.
@@ -35,7 +44,14 @@ class LearnedEncoding(AdditiveEncoding):
     """
 
     def __init__(
-        self, dim: int, axes: Sequence[int], *, prefix_rows: int = 0, std: float = 0.02
+        self,
+        dim: int,
+        axes: Sequence[int],
+        *,
+        prefix_rows: int = 0,
+        std: float = 0.02,
+        resampling: Resampling | None = None,
+        dynamic: bool = False,
     ) -> None:
         if isinstance(axes, int):
             raise TypeError(
@@ -46,6 +62,8 @@ class LearnedEncoding(AdditiveEncoding):
         if prefix_rows < 0:
             raise ValueError(f"prefix_rows must be 0 or more, got {prefix_rows}")
         self.std = std
+        self.resampling = resampling or Resampling()
+        self.dynamic = dynamic
         self.table = nn.Parameter(torch.empty(*axes, dim))
         self.prefix = nn.Parameter(torch.empty(prefix_rows, dim)) if prefix_rows else None
         self.reset_parameters()
@@ -61,12 +79,42 @@ class LearnedEncoding(AdditiveEncoding):
         """The grid that the table was made for."""
         return tuple(self.table.shape[:-1])
 
+    def resize(self, grid: Sequence[int]) -> None:
+        """Take the table to another grid in place: the parameter stays the same object.
+
+        An optimizer that has stepped holds moments of the old shape and must be made anew.
+        """
+        self.table.data = grid_table(self.table.data, grid, self.resampling)
+        self.axes = self.grid
+
+    def fits(self, table: Tensor) -> bool:
+        """Whether ``table`` is one of this width and number of axes, on whatever grid."""
+        return table.ndim == self.table.ndim and table.shape[-1] == self.dim
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *rest: Any, **named: Any
+    ) -> None:
+        stored = state_dict.get(f"{prefix}table")
+        if stored is not None and self.fits(stored) and stored.shape != self.table.shape:
+            state_dict[f"{prefix}table"] = grid_table(stored, self.grid, self.resampling)
+            _log.warning(
+                "%stable: resized from the grid %s to %s (%s)",
+                prefix,
+                _times(stored.shape[:-1]),
+                _times(self.grid),
+                self.resampling,
+            )
+        super()._load_from_state_dict(state_dict, prefix, *rest, **named)
+
     def forward(
         self, positions: Num[Tensor, "*batch length axes"], extent: Extent | None = None
     ) -> Float[Tensor, "*batch length dim"]:
-        grid = self.grid
+        table, grid = self.table, self.grid
         check(positions, len(grid))
-        if extent is not None:
+        if self.dynamic and extent is not None and not isinstance(extent, Tensor):
+            grid = tuple(extent)
+            table = grid_table(table, grid, self.resampling)
+        elif extent is not None:
             _check_extent(extent, grid)
         missing = positions.isnan()
         placed = ~missing.all(-1)
@@ -75,7 +123,7 @@ class LearnedEncoding(AdditiveEncoding):
         index = cell[..., 0]
         for axis, size in enumerate(grid[1:], start=1):
             index = index * size + cell[..., axis]
-        rows = self.table.flatten(0, -2)[index]
+        rows = table.flatten(0, -2)[index]
         rows = torch.where(placed.unsqueeze(-1), rows, 0.0)
         if self.prefix is None:
             return rows
@@ -100,7 +148,7 @@ def _check_extent(extent: Extent, grid: tuple[int, ...]) -> None:
         if row != grid:
             raise ValueError(
                 f"the table was made for a grid of {_times(grid)}, the input has {_times(row)}: "
-                "resize the table, or make the model for that grid"
+                "resize the table, make the model for that grid, or pass dynamic=True"
             )
 
 
