@@ -7,11 +7,12 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, EMAWeightAveraging
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torchmetrics import Metric
 
 from mmpos import __version__
-from tasks.optim import adamw, warmup_cosine
+from tasks.optim import WarmupCosine, adamw, parameter_groups
 from tasks.weights import load_weights
 
 
@@ -72,7 +73,7 @@ class Task(L.LightningModule):
                 "pass --trainer.max_epochs or --trainer.max_steps"
             )
         optimizer = adamw(self, self.lr, self.weight_decay)
-        scheduler = warmup_cosine(optimizer, self.lr, int(steps), self.warmup)
+        scheduler = WarmupCosine(optimizer, int(steps), self.warmup)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
@@ -82,7 +83,16 @@ class Task(L.LightningModule):
         scheduler.step_update(self.global_step)
 
     def configure_callbacks(self) -> list[Callback]:
-        return [] if self.ema is None else [EMAWeightAveraging(use_buffers=False, decay=self.ema)]
+        if self.ema is None or self.trainer.state.fn != TrainerFn.FITTING:
+            return []
+        return [EMAWeightAveraging(use_buffers=False, decay=self.ema)]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Let a resumed run decay weights as it is told to now, not as it was then."""
+        for state in checkpoint.get("optimizer_states", []):
+            now = parameter_groups(self, self.weight_decay)
+            for group, told in zip(state["param_groups"], now, strict=False):
+                group["weight_decay"] = told["weight_decay"]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Record the version of mmpos that wrote the checkpoint."""
