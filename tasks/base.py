@@ -14,7 +14,7 @@ from torch import nn
 from torchmetrics import Metric
 
 from mmpos import __version__
-from tasks.optim import adamw, resize_moments, warmup_cosine
+from tasks.optim import WarmupCosine, adamw, parameter_groups, resize_moments
 from tasks.weights import load_weights
 
 
@@ -79,7 +79,7 @@ class Task(L.LightningModule):
                 "pass --trainer.max_epochs or --trainer.max_steps"
             )
         optimizer = adamw(self, self.lr, self.weight_decay)
-        scheduler = warmup_cosine(optimizer, self.lr, int(steps), self.warmup)
+        scheduler = WarmupCosine(optimizer, int(steps), self.warmup)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
@@ -94,8 +94,13 @@ class Task(L.LightningModule):
         return [EMAWeightAveraging(use_buffers=False, decay=self.ema)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the optimizer's moments to the grid of this model, as its tables will be."""
+        """Let a resumed run decay weights as it is told to now, not as it was then, and take the
+        optimizer's moments to the grid of this model, as its tables will be.
+        """
         for state in checkpoint.get("optimizer_states", []):
+            now = parameter_groups(self, self.weight_decay)
+            for group, told in zip(state["param_groups"], now, strict=False):
+                group["weight_decay"] = told["weight_decay"]
             resize_moments(self, state)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

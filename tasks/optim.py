@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from timm.scheduler.cosine_lr import CosineLRScheduler
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
@@ -59,20 +61,38 @@ def resize_moments(module: nn.Module, state: dict) -> None:
                 moments[name] = resized.clamp(min=0) if name.endswith("_sq") else resized
 
 
-def warmup_cosine(optimizer: Optimizer, lr: float, steps: int, warmup: float) -> CosineLRScheduler:
-    """Linear warm-up over the first ``warmup`` (a fraction) of ``steps``, then a cosine to zero.
+class WarmupCosine(CosineLRScheduler):
+    """A linear warm-up over a fraction of all steps, then a cosine to zero, by optimizer step.
 
-    The rate is a closed form of the optimizer step, so that a resumed run continues exactly.
+    The rate is a closed form of the step, and the step is all the state there is: a resumed run
+    continues exactly, and one that is resumed with another rate or length obeys these.
     Raises: ValueError for a fraction outside [0, 1).
     """
-    if not 0 <= warmup < 1:
-        raise ValueError(f"warmup is a fraction of all steps, at least 0 and below 1, got {warmup}")
-    rising = int(warmup * steps)
-    return CosineLRScheduler(
-        optimizer,
-        t_initial=max(1, steps - rising),
-        warmup_t=rising,
-        warmup_prefix=True,
-        warmup_lr_init=lr / max(1, rising),
-        t_in_epochs=False,
-    )
+
+    def __init__(self, optimizer: Optimizer, steps: int, warmup: float) -> None:
+        if not 0 <= warmup < 1:
+            raise ValueError(
+                f"warmup is a fraction of all steps, at least 0 and below 1, got {warmup}"
+            )
+        rising = int(warmup * steps)
+        lr = optimizer.param_groups[0]["lr"]
+        self.updates = 0
+        super().__init__(
+            optimizer,
+            t_initial=max(1, steps - rising),
+            warmup_t=rising,
+            warmup_prefix=True,
+            warmup_lr_init=lr / max(1, rising),
+            t_in_epochs=False,
+        )
+
+    def step_update(self, num_updates: int, metric: float | None = None) -> None:
+        """Set the rate for the step after ``num_updates``."""
+        self.updates = num_updates
+        super().step_update(num_updates, metric)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.step_update(state_dict["updates"])

@@ -1,3 +1,4 @@
+import math
 from functools import partial
 from pathlib import Path
 
@@ -172,6 +173,31 @@ def test_resuming_equals_an_uninterrupted_run(tmp_path: Path) -> None:
     for name, value in whole.state_dict().items():
         assert torch.equal(rest.state_dict()[name], value), name
     assert not torch.equal(half.network.heads["what"].weight, whole.network.heads["what"].weight)
+
+
+class Rates(L.Callback):
+    """The rate and decay of each step."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, float]] = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        group = trainer.optimizers[0].param_groups[0]
+        self.seen.append((group["lr"], group["weight_decay"]))
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_resumed_run_obeys_the_rate_decay_and_length_it_is_given(tmp_path: Path) -> None:
+    first = quiet(tmp_path / "first", max_epochs=2, enable_checkpointing=True)
+    first.fit(make(warmup=0.0, lr=0.1), batches(), batches(seed=1))
+    ckpt_path = first.checkpoint_callback.best_model_path
+    rates = Rates()
+    rest = quiet(tmp_path / "rest", max_epochs=4, enable_checkpointing=True, callbacks=[rates])
+    task = make(warmup=0.0, lr=0.2, weight_decay=0.3)
+    rest.fit(task, batches(), batches(seed=1), ckpt_path=ckpt_path)
+    wanted = [0.1 * (1 + math.cos(math.pi * step / 16)) for step in range(8, 16)]
+    assert [rate for rate, _ in rates.seen] == pytest.approx(wanted)
+    assert {decay for _, decay in rates.seen} == {0.3}
 
 
 @pytest.mark.parametrize(

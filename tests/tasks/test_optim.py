@@ -6,7 +6,7 @@ from torch import nn
 
 import mmpos
 from mmpos.models import Classifier, PatchEmbedding, Transformer
-from tasks.optim import adamw, parameter_groups, warmup_cosine
+from tasks.optim import WarmupCosine, adamw, parameter_groups
 
 
 def network() -> Classifier:
@@ -47,7 +47,7 @@ def test_decay_really_moves_the_decayed_only() -> None:
 def test_schedule_is_linear_then_cosine_by_step(warmup: float) -> None:
     steps, lr = 40, 0.3
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=lr)
-    schedule = warmup_cosine(optimizer, lr, steps, warmup)
+    schedule = WarmupCosine(optimizer, steps, warmup)
     rates = [optimizer.param_groups[0]["lr"]]
     for step in range(1, steps + 1):
         schedule.step_update(step)
@@ -65,4 +65,14 @@ def test_schedule_is_linear_then_cosine_by_step(warmup: float) -> None:
 def test_warmup_outside_its_range_is_refused() -> None:
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"fraction of all steps.* got 500"):
-        warmup_cosine(optimizer, 0.1, 10, 500)
+        WarmupCosine(optimizer, 10, 500)
+
+
+def test_the_state_of_a_schedule_is_its_step() -> None:
+    """Restored into one of another rate and length, it goes on there at the same step."""
+    first, second = (torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=rate) for rate in (0.1, 0.4))
+    old, new = WarmupCosine(first, 10, 0.0), WarmupCosine(second, 20, 0.0)
+    old.step_update(10)
+    assert first.param_groups[0]["lr"] == pytest.approx(0)
+    new.load_state_dict(old.state_dict())
+    assert second.param_groups[0]["lr"] == pytest.approx(0.4 / 2)

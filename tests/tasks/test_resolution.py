@@ -189,7 +189,7 @@ def test_moments_go_the_way_of_the_table(trained: str, tmp_path: Path) -> None:
 def test_an_average_follows(tmp_path: Path) -> None:
     _, _, path = fit(make(OLD, ema=0.9), OLD, tmp_path / "old", 2)
     before = stored(path)
-    trainer, watch, after = fit(make(NEW, ema=0.9), NEW, tmp_path / "new", 3, ckpt_path=path)
+    _, watch, after = fit(make(NEW, ema=0.9), NEW, tmp_path / "new", 3, ckpt_path=path)
     first = watch.tables[0]
     torch.testing.assert_close(first, grid_table(before["current_model_state"][TABLE], (8, 12)))
     saved = stored(after)
