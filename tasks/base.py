@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
 
@@ -51,6 +51,7 @@ class Task(L.LightningModule):
         if ema is not None and not 0 < ema < 1:
             raise ValueError(f"ema is a decay between 0 and 1, such as 0.999, got {ema}")
         self.lr, self.weight_decay, self.warmup, self.ema = lr, weight_decay, warmup, ema
+        self.batch_changes: list[Callable[[Any], Any]] = []
         self._start = weights
         self.leave_out = leave_out
 
@@ -70,6 +71,13 @@ class Task(L.LightningModule):
                 module.reset()
         if self.trainer.world_size > 1:
             torch.manual_seed(torch.initial_seed() + self.global_rank)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Let callbacks change what is trained on."""
+        if self.trainer.training:
+            for change in self.batch_changes:
+                batch = change(batch)
+        return batch
 
     def configure_optimizers(self) -> Any:
         steps = self.trainer.estimated_stepping_batches

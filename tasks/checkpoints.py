@@ -11,6 +11,7 @@ import yaml
 
 from tasks.configs import CommandError
 
+_UNREADABLE = (RuntimeError, EOFError, OSError, KeyError, ValueError)
 SPECIAL = ("last", "best", "hpc", "registry")  # Lightning finds the file itself
 
 
@@ -62,6 +63,22 @@ def recorded(path: str, linked_names: tuple[str, ...], *, trainer: bool) -> Reco
     return Recorded(settings, text, linked)
 
 
+def architecture(path: str) -> str:
+    """The class and transformer of the task that the weights in ``path`` are of, as YAML.
+
+    Empty for weights without hyper-parameters of the command; what is wrong with the file is told
+    where the weights are loaded.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        settings = dict(content["hyper_parameters"])
+        parts = {name: settings[name] for name in ("transformer", "pool") if name in settings}
+        model = {"class_path": settings["_class_path"], "init_args": parts}
+        return yaml.safe_dump({"model": model})
+    except (*_UNREADABLE, UnpicklingError, TypeError, yaml.representer.RepresenterError):
+        return ""
+
+
 def _load(path: str) -> Mapping[str, Any]:
     if not Path(path).is_file():
         raise CommandError(f"--ckpt_path {path}: no such file")
@@ -71,7 +88,7 @@ def _load(path: str) -> Mapping[str, Any]:
         if zipfile.is_zipfile(path):  # hyper-parameters that are objects: none can be shown as YAML
             return {}
         raise CommandError(f"--ckpt_path {path}: not a checkpoint, or a damaged one") from error
-    except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
+    except _UNREADABLE as error:
         raise CommandError(f"--ckpt_path {path}: not a checkpoint, or a damaged one") from error
     if not isinstance(content, Mapping) or "pytorch-lightning_version" not in content:
         raise CommandError(

@@ -36,10 +36,12 @@ def run(command: str, files: list[str], others: list[str]) -> None:
     if path and checkpoints.is_file(path.value):
         recorded = checkpoints.recorded(path.value, LINKED, trainer=command == "fit")
         given = [*configs.settings(recorded.text, f"recorded in {path.value}"), *given]
+    weights = errors.find("model.weights", given)
+    architecture = checkpoints.architecture(weights.value) if weights and not path else ""
     first_batch = FirstBatch()
     try:
         args = [f"--config={file}" for file in files] + others
-        Command(command, args, given, recorded, first_batch)
+        Command(command, args, given, recorded, architecture, first_batch)
     except errors.ParseError as error:
         raise CommandError(errors.describe(error, given, command, others), 2) from error
     except Exception as error:
@@ -78,10 +80,12 @@ class Command(LightningCLI):
         args: list[str],
         given: list[Given],
         recorded: checkpoints.Recorded | None,
+        architecture: str,
         first_batch: FirstBatch,
     ) -> None:
         self.given = given
         self.recorded = recorded
+        self.lowest = recorded.text if recorded else architecture
         self.writer: PredictionWriter | None = None
         self.run_settings = RunSettings()
         super().__init__(
@@ -153,9 +157,11 @@ class Command(LightningCLI):
         return from_data
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parses ``args`` over what the checkpoint recorded, whatever else is in ``sys.argv``."""
+        """Parses ``args`` over what a checkpoint recorded: that of the run to go on with, or the
+        transformer whose weights a new run begins with.
+        """
         command, *rest = args
-        layer = [f"--config={self.recorded.text}"] if self.recorded and self.recorded.text else []
+        layer = [f"--config={self.lowest}"] if self.lowest else []
         try:
             self.config = parser.parse_args([command, *layer, *rest])
         except errors.ParseError as error:

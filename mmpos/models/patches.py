@@ -7,8 +7,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mmpos.positions import grid
+from mmpos.resample import patch_kernel
 
 _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_FUNCTIONS = {1: nn.functional.conv1d, 2: nn.functional.conv2d, 3: nn.functional.conv3d}
 
 
 class Tokens(NamedTuple):
@@ -27,6 +29,9 @@ class PatchEmbedding(nn.Module):
         patch_size: a size for each axis, one to three: spectrogram frames, image patches, tubelets.
         channels: of the input.
 
+    ``patch_size`` may be set to another size later; the kernel is then resized at each call
+    (`mmpos.resample.patch_kernel`), with gradients to the one that is kept.
+
     Shape: ``[B, C, *sizes]`` → `Tokens` with values ``[B, L, dim]`` in row-major order.
     Raises: ValueError for an input whose sizes are not multiples of the patch.
     """
@@ -38,6 +43,11 @@ class PatchEmbedding(nn.Module):
             raise ValueError(f"patch_size must be one to three sizes above 0, got {patch_size}")
         convolution = _CONVOLUTIONS[len(self.patch_size)]
         self.project = convolution(channels, dim, self.patch_size, self.patch_size)
+
+    @property
+    def own_patch_size(self) -> tuple[int, ...]:
+        """The patch that the kernel was made for."""
+        return tuple(self.project.weight.shape[2:])
 
     def forward(self, x: Float[Tensor, "batch channel *size"]) -> Tokens:
         """The tokens of ``x``."""
@@ -52,6 +62,11 @@ class PatchEmbedding(nn.Module):
                 f"input of {sizes} cannot be cut into patches of {self.patch_size}: "
                 "each size must be a multiple of the patch"
             )
-        cells = self.project(x)
+        if self.patch_size == self.own_patch_size:
+            cells = self.project(x)
+        else:
+            kernel = patch_kernel(self.project.weight, self.patch_size)
+            convolve = _FUNCTIONS[len(self.patch_size)]
+            cells = convolve(x, kernel, self.project.bias, self.patch_size)
         extent = tuple(cells.shape[2:])
         return Tokens(cells.flatten(2).mT, grid(*extent, device=x.device), extent)

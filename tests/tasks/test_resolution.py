@@ -15,8 +15,10 @@ import mmpos
 from mmpos.models import Transformer
 from mmpos.resample import grid_table
 from tasks import ImageClassification
+from tasks.resolution import ImageSizes, PatchSizes
 
 TABLE = "network.transformer.additive.table"
+EPOCHS = 40
 OLD, NEW, THIRD = (16, 24), (32, 48), (24, 16)  # pixels; patches of 4
 
 
@@ -52,7 +54,7 @@ class Watch(L.Callback):
         self.losses.append(outputs["loss"].item())
 
 
-def fit(task, size, folder: Path, epochs: int, ckpt_path=None) -> tuple[L.Trainer, Watch, str]:
+def fit(task, size, folder: Path, epochs: int, ckpt_path=None) -> tuple[Watch, str]:
     watch = Watch()
     trainer = L.Trainer(
         default_root_dir=folder,
@@ -65,15 +67,13 @@ def fit(task, size, folder: Path, epochs: int, ckpt_path=None) -> tuple[L.Traine
         enable_model_summary=False,
     )
     trainer.fit(task, loader(size), ckpt_path=ckpt_path)
-    path = folder / "last.ckpt"
-    trainer.save_checkpoint(path)
-    return trainer, watch, str(path)
+    return watch, trainer.checkpoint_callback.best_model_path
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     with pytest.warns(UserWarning, match="no `val_dataloader`"):
-        return fit(make(OLD), OLD, tmp_path_factory.mktemp("old"), 10)[2]
+        return fit(make(OLD), OLD, tmp_path_factory.mktemp("old"), EPOCHS)[1]
 
 
 pytestmark = [
@@ -144,12 +144,12 @@ def test_the_report_of_starting_weights(
 
 def test_a_run_goes_on_at_twice_the_resolution_without_a_jump(trained: str, tmp_path: Path) -> None:
     before = stored(trained)
-    _, resized, path = fit(make(NEW), NEW, tmp_path / "on", 14, ckpt_path=trained)
+    resized, path = fit(make(NEW), NEW, tmp_path / "on", EPOCHS + 20, ckpt_path=trained)
 
     dropped = {**before, "optimizer_states": [{**before["optimizer_states"][0], "state": {}}]}
     torch.save(dropped, tmp_path / "dropped.ckpt")
-    _, anew, _ = fit(
-        make(NEW), NEW, tmp_path / "anew", 14, ckpt_path=str(tmp_path / "dropped.ckpt")
+    anew, _ = fit(
+        make(NEW), NEW, tmp_path / "anew", EPOCHS + 20, ckpt_path=str(tmp_path / "dropped.ckpt")
     )
 
     step = [(watch.tables[1] - watch.tables[0]).abs().mean() for watch in (resized, anew)]
@@ -166,7 +166,7 @@ def test_a_run_goes_on_at_twice_the_resolution_without_a_jump(trained: str, tmp_
     third = make(THIRD)
     third.load_state_dict(after["state_dict"])
     assert third.state_dict()[TABLE].shape == (6, 4, 64)
-    _, watch, _ = fit(make(THIRD), THIRD, tmp_path / "third", 15, ckpt_path=path)
+    watch, _ = fit(make(THIRD), THIRD, tmp_path / "third", EPOCHS + 21, ckpt_path=path)
     assert len(watch.losses) == 4
 
 
@@ -187,17 +187,18 @@ def test_moments_go_the_way_of_the_table(trained: str, tmp_path: Path) -> None:
 
 
 def test_an_average_follows(tmp_path: Path) -> None:
-    _, _, path = fit(make(OLD, ema=0.9), OLD, tmp_path / "old", 2)
+    _, path = fit(make(OLD, ema=0.9), OLD, tmp_path / "old", 2)
     before = stored(path)
-    _, watch, after = fit(make(NEW, ema=0.9), NEW, tmp_path / "new", 3, ckpt_path=path)
+    watch, after = fit(make(NEW, ema=0.9), NEW, tmp_path / "new", 3, ckpt_path=path)
     first = watch.tables[0]
     torch.testing.assert_close(first, grid_table(before["current_model_state"][TABLE], (8, 12)))
     saved = stored(after)
     for state in ("state_dict", "current_model_state"):
         assert saved[state][TABLE].shape == (8, 12, 64)
     moved = grid_table(before["state_dict"][TABLE], (8, 12))
-    drift = (saved["state_dict"][TABLE] - moved).abs().max()
-    assert 0 < drift < (saved["current_model_state"][TABLE] - moved).abs().max()
+    average, current = saved["state_dict"][TABLE], saved["current_model_state"][TABLE]
+    assert not torch.equal(average, current)
+    torch.testing.assert_close(average, moved, rtol=0, atol=0.01)
 
 
 @pytest.mark.parametrize("shape", [(24, 64), (4, 6, 32)])
@@ -206,3 +207,82 @@ def test_what_cannot_be_resized_is_refused(shape: tuple[int, ...], trained: str)
     state = stored(trained)["state_dict"] | {TABLE: torch.zeros(shape)}
     with pytest.raises(RuntimeError, match=r"size mismatch for .*additive\.table"):
         make(OLD).load_state_dict(state)
+
+
+def grids_seen(task: ImageClassification) -> list[tuple[int, ...]]:
+    seen: list[tuple[int, ...]] = []
+    task.network.tokens.register_forward_hook(lambda *call: seen.append(call[2].extent))
+    return seen
+
+
+@pytest.mark.parametrize("order", ["random", "progressive"])
+@pytest.mark.parametrize("kind", ["images", "patches"])
+def test_a_run_at_several_resolutions(kind: str, order: str, tmp_path: Path) -> None:
+    table = partial(mmpos.LearnedEncoding, dynamic=True)
+    torch.manual_seed(0)
+    task = ImageClassification(
+        ["a", "b", "c", "d"],
+        OLD,
+        (4, 4),
+        1,
+        partial(Transformer, size="nano", depth=1, additive=table, rotary=mmpos.RotaryEncoding),
+    )
+    schedule: ImageSizes | PatchSizes
+    if kind == "images":
+        schedule, wanted = ImageSizes([OLD, NEW, THIRD], order=order), {(4, 6), (8, 12), (6, 4)}
+    else:
+        schedule, wanted = PatchSizes([8, 4, 2], order=order), {(2, 3), (4, 6), (8, 12)}
+    seen = grids_seen(task)
+    trainer = L.Trainer(
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        max_epochs=3,
+        callbacks=[schedule],
+        logger=False,
+        num_sanity_val_steps=0,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(task, loader(OLD), loader(OLD, 16))
+    training, validation = seen[:4] + seen[5:9] + seen[10:14], [seen[4], seen[9], seen[14]]
+    assert set(training) == wanted and set(validation) == {(4, 6)}
+    assert training == [
+        tuple(
+            a // b
+            for a, b in zip(
+                schedule.at(step, 12) if kind == "images" else OLD,
+                (4, 4) if kind == "images" else schedule.at(step, 12),
+                strict=True,
+            )
+        )
+        for step in range(12)
+    ]
+    if order == "progressive":
+        assert [training.index(grid) for grid in dict.fromkeys(training)] == [0, 4, 8]
+    assert task.network.transformer.additive.grid == (4, 6)
+    assert task.network.tokens.patch_size == (4, 4)
+
+
+def test_a_table_that_is_not_dynamic_says_so(tmp_path: Path) -> None:
+    trainer = L.Trainer(
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        max_epochs=1,
+        callbacks=[ImageSizes([NEW])],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    with pytest.raises(ValueError, match=r"grid of 4 × 6, the input has 8 × 12.*dynamic=True"):
+        trainer.fit(make(OLD), loader(OLD))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "order", "message"),
+    [([], "random", "got none"), ([8], "up", "order must be one of .* got 'up'")],
+)
+def test_bad_schedules(sizes: list[int], order: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ImageSizes(sizes, order=order)  # type: ignore[arg-type]

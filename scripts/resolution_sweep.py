@@ -1,0 +1,163 @@
+"""Test trained image models at resolutions that they were never trained on.
+
+    python scripts/resolution_sweep.py CHECKPOINT [CHECKPOINT …] --sizes 16 24 32 48 64
+
+Each checkpoint is tested on the scenes of its own data, rendered at each size, with no fine-tuning
+and the whole canvas in view. A learned table is resized; a rotary encoding is tested with its own
+coordinates and, with the same weights, scaled to the training grid. Writes a CSV and a PNG, and
+prints a table: accuracy by size, the trained size marked, the area under the curve over the
+logarithm of the size, and the worst drop from the trained size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import mean
+
+import lightning as L
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from mmpos.coordinates import Scaled
+from tasks import ImageClassification
+from tasks.data import Images
+
+Curve = dict[int, float]
+
+
+def models(path: Path, size: int) -> Iterator[tuple[str, ImageClassification]]:
+    """The model of a checkpoint at a size, once for each way of going there, with its name."""
+    task = ImageClassification.load_from_checkpoint(
+        path, map_location="cpu", image_size=(size, size)
+    )
+    transformer = task.network.transformer
+    used = [
+        s for s in (transformer.additive, transformer.rotary, transformer.bias) if s is not None
+    ]
+    name = " + ".join(type(slot).__name__ for slot in used) or "no positions"
+    if (table := getattr(transformer.additive, "resampling", None)) is not None:
+        name += f", table resized ({table})"
+    yield name, task
+    if transformer.rotary is not None:
+        stored = torch.load(path, map_location="cpu", weights_only=True)["hyper_parameters"]
+        pairs = zip(stored["image_size"], stored["patch_size"], strict=True)
+        transformer.rotary.coordinates = Scaled([pixels // patch for pixels, patch in pairs])
+        yield f"{name}, coordinates scaled to the training grid", task
+
+
+def trained_size(path: Path) -> int:
+    """Height of the images that a checkpoint was trained on."""
+    stored = torch.load(path, map_location="cpu", weights_only=True)
+    return int(stored["hyper_parameters"]["image_size"][0])
+
+
+def test(path: Path, size: int, batch_size: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """Test accuracy of each question at a size, by way."""
+    stored = torch.load(path, map_location="cpu", weights_only=True)
+    options = dict(stored["datamodule_hyper_parameters"])
+    options = {k: v for k, v in options.items() if not k.startswith("_")}
+    data = Images(**{**options, "image_size": size, "batch_size": batch_size})
+    for name, task in models(path, size):
+        trainer = L.Trainer(
+            accelerator="auto", devices=1, logger=False, enable_progress_bar=False, barebones=False
+        )
+        (found,) = trainer.test(task, datamodule=data, verbose=False)
+        yield name, {k.split("/")[1]: v for k, v in found.items() if k.endswith("_accuracy")}
+
+
+def area(curve: Curve) -> float:
+    """Mean height of a curve over the logarithm of the size, by trapezoids."""
+    points = sorted((math.log2(size), value) for size, value in curve.items())
+    if len(points) == 1:
+        return points[0][1]
+    parts = [(b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(points)]
+    return sum(parts) / (points[-1][0] - points[0][0])
+
+
+def table(question: str, curves: dict[str, Curve], trained: int) -> Table:
+    """A row for each way; percent."""
+    sizes = sorted(next(iter(curves.values())))
+    heads = [f"[bold]{size}*[/]" if size == trained else str(size) for size in sizes]
+    out = Table(question, *heads, "area", "worst drop", title=f"{question}, % (* trained size)")
+    for name, curve in curves.items():
+        drop = curve.get(trained, max(curve.values())) - min(curve.values())
+        cells = [f"{100 * curve[size]:.1f}" for size in sizes]
+        out.add_row(name, *cells, f"{100 * area(curve):.1f}", f"{100 * drop:.1f}")
+    return out
+
+
+def picture(path: Path, curves: dict[str, dict[str, Curve]], trained: int) -> None:
+    """A panel for each question, a line for each way."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(curves), figsize=(6 * len(curves), 4), squeeze=False)
+    for panel, (question, ways) in zip(panels[0], curves.items(), strict=True):
+        for name, curve in ways.items():
+            sizes = sorted(curve)
+            panel.plot(sizes, [100 * curve[size] for size in sizes], marker="o", label=name)
+        panel.axvline(trained, color="grey", linestyle=":", label=f"trained at {trained}")
+        panel.set(xscale="log", xlabel="image size, pixels", ylabel=f"{question}, %", ylim=(0, 100))
+        panel.set_xticks(sizes, [str(size) for size in sizes])
+        panel.minorticks_off()
+    panels[0][-1].legend(fontsize=6)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Test trained image models at other resolutions.")
+    parser.add_argument("checkpoints", nargs="+", type=Path)
+    parser.add_argument("--sizes", nargs="+", type=int, default=[16, 24, 32, 48, 64])
+    parser.add_argument("--output", type=Path, default=Path("runs/resolution_sweep"))
+    parser.add_argument("--batch-size", type=int, default=128)
+    chosen = parser.parse_args(argv)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    sizes = {trained_size(path) for path in chosen.checkpoints}
+    if len(sizes) > 1:
+        parser.error(f"the checkpoints were trained at different sizes: {sorted(sizes)}")
+    (trained,) = sizes
+
+    rows = []
+    for path, size in itertools.product(chosen.checkpoints, chosen.sizes):
+        for name, accuracies in test(path, size, chosen.batch_size):
+            rows += [
+                (str(path), name, size, question, value) for question, value in accuracies.items()
+            ]
+    chosen.output.mkdir(parents=True, exist_ok=True)
+    with (chosen.output / "sweep.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["checkpoint", "way", "size", "question", "accuracy"])
+        writer.writerows(rows)
+
+    found: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(list))
+    )
+    for _, name, size, question, value in rows:
+        found[question.removesuffix("_accuracy")][name][size].append(value)
+    curves = {
+        question: {
+            name: {size: mean(values) for size, values in sizes.items()}
+            for name, sizes in ways.items()
+        }
+        for question, ways in found.items()
+    }
+    console = Console(width=160)
+    for question, ways in curves.items():
+        console.print(table(question, ways, trained))
+    picture(chosen.output / "sweep.png", curves, trained)
+    console.print(f"written: {chosen.output / 'sweep.csv'}, {chosen.output / 'sweep.png'}")
+
+
+if __name__ == "__main__":
+    main()

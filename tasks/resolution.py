@@ -1,0 +1,111 @@
+"""Callbacks that train at several resolutions: the size of images or of patches by step.
+
+What a step uses is a function of the seed and the step alone, so all processes share the shape of
+every step, and a resumed run goes on with the same ones. Validation and test keep their own sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.nn.functional import interpolate
+
+from mmpos.models import PatchEmbedding
+from tasks.base import Task
+
+Order = Literal["random", "progressive"]
+Size = tuple[int, int]
+
+
+class _Schedule(Callback):
+    """One of ``sizes`` for each step: at random, or one after the other in equal shares."""
+
+    def __init__(
+        self, sizes: Sequence[int | Size], *, order: Order = "random", seed: int = 0
+    ) -> None:
+        if not sizes:
+            raise ValueError("sizes must name one size or more, got none")
+        if order not in get_args(Order):
+            raise ValueError(f"order must be one of {get_args(Order)}, got {order!r}")
+        pairs = [(size, size) if isinstance(size, int) else tuple(size) for size in sizes]
+        self.sizes: list[Size] = [(height, width) for height, width in pairs]
+        self.order = order
+        self.seed = seed
+
+    def at(self, step: int, steps: float) -> Size:
+        """The size of a step, of so many in all."""
+        if self.order == "random":
+            draw = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+            return self.sizes[int(torch.randint(len(self.sizes), (), generator=draw))]
+        if not math.isfinite(steps):
+            raise ValueError("order='progressive' needs a run of known length: set max_epochs")
+        return self.sizes[min(int(step / steps * len(self.sizes)), len(self.sizes) - 1)]
+
+    def now(self, trainer: Trainer) -> Size:
+        return self.at(trainer.global_step, trainer.estimated_stepping_batches)
+
+
+class ImageSizes(_Schedule):
+    """Shows each training batch of images at one of several sizes, resampled with antialias.
+
+    An encoding that reads positions as they are needs nothing for it; a learned table must be
+    ``dynamic``, and follows with a resized copy.
+
+    Args:
+        sizes: heights and widths in pixels, multiples of the patch.
+        order: ``random``, or ``progressive``: from the first to the last in equal shares of steps.
+        seed: of the random order.
+
+    Raises: ValueError for no sizes, an unknown order, or sizes that are not multiples of the patch.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take part in each batch of a task."""
+        if stage != "fit" or not isinstance(pl_module, Task):
+            return
+        patch = next(m.patch_size for m in pl_module.modules() if isinstance(m, PatchEmbedding))
+        for size in self.sizes:
+            if any(pixels % cell for pixels, cell in zip(size, patch, strict=True)):
+                raise ValueError(f"size {size} is not a multiple of the patch {tuple(patch)}")
+        pl_module.batch_changes = [self._resize]
+        self._trainer = trainer
+
+    def _resize(self, batch: Any) -> Any:
+        images, *rest = batch
+        size = self.now(self._trainer)
+        if tuple(images.shape[-2:]) != size:
+            images = interpolate(images, size, mode="bilinear", antialias=True)
+        return (images, *rest)
+
+
+class PatchSizes(_Schedule):
+    """Cuts each training batch into patches of one of several sizes (FlexiViT, arXiv:2212.08013).
+
+    The patch embedding's kernel is resized by pseudo-inverse, so that it is one set of weights for
+    all sizes; the grid of a batch changes with the patch, see `ImageSizes`.
+
+    Args:
+        sizes: heights and widths of patches in pixels, that divide the image.
+        order: ``random`` or ``progressive``, see `ImageSizes`.
+        seed: of the random order.
+    """
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Set the patch of this step."""
+        for module in pl_module.modules():
+            if isinstance(module, PatchEmbedding):
+                module.patch_size = self.now(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Give the patch embedding its own size back."""
+        for module in pl_module.modules():
+            if isinstance(module, PatchEmbedding):
+                module.patch_size = module.own_patch_size
