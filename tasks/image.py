@@ -44,7 +44,7 @@ class ImageClassification(Task):
         image_size: Sequence[int],
         patch_size: Sequence[int],
         channels: int,
-        transformer: Callable[[Sequence[int]], Transformer] = Transformer,
+        transformer: Callable[[Sequence[int]], Transformer],
         *,
         pool: Pool = "mean",
         lr: float = 1e-3,

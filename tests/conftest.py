@@ -1,18 +1,30 @@
-"""The encodings under test, found by their base, and the plain references they are held against."""
+"""Shapes are checked at each call; the encodings under test, and plain references for them."""
 
 from __future__ import annotations
 
 import inspect
 import math
+import os
+import sys
+import types
 from dataclasses import dataclass
 
 import jaxtyping
 import pytest
+from beartype import BeartypeConf, beartype
+
+if not os.environ.get("JAXTYPING_DISABLE"):  # tests/traced.py: torch cannot trace the checks
+    checks = sys.modules["checks"] = types.ModuleType("checks")  # the hook takes a name only
+    checks.typed = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int does for a float
+    jaxtyping.install_import_hook("mmpos", "checks.typed")
+
 import torch
 from torch import Tensor, nn
 
 import mmpos
 from mmpos import additive, bias, rotary
+
+torch.set_num_threads(1)
 
 HEADS, HEAD_DIM = 3, 16  # heads: no power of two, and no length used below
 GRIDS = {1: (700,), 2: (5, 290), 3: (2, 3, 270)}  # an axis above 256, none as long as another
@@ -168,3 +180,8 @@ def softmax_attention():
         return torch.where(total > 0, weights / total.clamp_min(1e-300), 0.0) @ v
 
     return call
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

@@ -173,6 +173,16 @@ def test_blind_rows_are_zero_and_leave_finite_gradients(qkv, biased):
     assert not leaves[2].grad[1].any()
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_no_kernel_meets_a_row_without_a_key(biased):
+    mask = torch.ones(2, 1, Q, K, dtype=torch.bool)
+    mask[0, :, 1] = mask[1] = False
+    bias = torch.randn(6, Q, K) if biased else None
+    given = prepare(Q, K, mask=mask, bias=bias).mask
+    assert given is not None
+    assert (given > -torch.inf if biased else given).any(-1).all()
+
+
 def test_prepared_once_is_the_same_as_given_each_time(qkv):
     bias, mask = torch.randn(6, Q, K), torch.rand(2, K) < 0.5
     once = prepare(Q, K, bias=bias, mask=mask, causal=True, window=3)

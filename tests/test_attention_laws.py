@@ -145,7 +145,9 @@ def test_permuting_tokens_with_their_positions_permutes_the_output(layer):
 
 
 @pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("rows", [range(1, 13, 2), range(8, 13), (0, 5, 3, 12)])
+@pytest.mark.parametrize(
+    "rows", [range(1, 13, 2), range(8, 13), (0, 5, 3, 12), (4,), range(12, -1, -1)]
+)
 def test_a_shard_of_the_queries_is_the_same_rows_of_the_whole(layer, rows, window):
     x, positions = layer.tokens(2, 13), layer.case.cells(13)
     q, k, v = layer.project(x, positions)

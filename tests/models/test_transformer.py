@@ -1,10 +1,12 @@
 import functools
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import mmpos
+from mmpos.coordinates import Index, Scaled
 from mmpos.models import Block, SwiGLU, Transformer
 from mmpos.positions import absent, grid, join, sequence
 
@@ -66,6 +68,26 @@ def test_permuting_patches_with_their_positions_permutes_the_output(make, kind):
     close(model(x[:, order], positions[order])[:, 1:], out[:, 1:][:, order])
     moved = (model(x[:, order], positions)[:, 1:] - out[:, 1:][:, order]).abs().max()
     assert moved < 1e-4 if kind == "none" else moved > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("slot", "encoding"),
+    [
+        ("additive", mmpos.SinusoidalEncoding),
+        ("rotary", mmpos.RotaryEncoding),
+        ("bias", mmpos.ALiBi),
+    ],
+)
+def test_the_size_of_the_grid_reaches_every_slot(slot, encoding):
+    x, positions = torch.randn(2, 24, 48), grid(8, 12)[::4]
+    outputs = []
+    for reading, where in ((Scaled(), positions), (Index(), positions / 2)):
+        torch.manual_seed(0)
+        slots: dict[str, Any] = {slot: functools.partial(encoding, coordinates=reading)}
+        model = Transformer((4, 6), dim=48, depth=1, heads=3, **slots)
+        nn.init.normal_(model.layers[0].get_parameter("attention.qkv.weight"), std=0.15)
+        outputs.append(model(x, where, extent=(8, 12)))
+    close(*outputs)
 
 
 def test_a_masked_autoencoders_subset_keeps_its_places(make):
