@@ -72,11 +72,10 @@ class Task(L.LightningModule):
         if self.trainer.world_size > 1:
             torch.manual_seed(torch.initial_seed() + self.global_rank)
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Let callbacks change what is trained on."""
-        if self.trainer.training:
-            for change in self.batch_changes:
-                batch = change(batch)
+    def changed(self, batch: Any) -> Any:
+        """A training batch as callbacks want it; for a subclass to call in its training step."""
+        for change in self.batch_changes:
+            batch = change(batch)
         return batch
 
     def configure_optimizers(self) -> Any:

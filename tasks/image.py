@@ -99,7 +99,7 @@ class ImageClassification(Task):
         return self.network(images)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        images, labels = batch
+        images, labels = self.changed(batch)
         loss = self._loss(self(images), self._labels(labels, check=batch_idx == 0))
         self.log("train/loss", loss, prog_bar=True, sync_dist=True)
         return loss

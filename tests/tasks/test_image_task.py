@@ -215,7 +215,7 @@ def test_bad_options(options: dict, message: str) -> None:
 
 def test_an_image_that_patches_do_not_divide() -> None:
     with pytest.raises(ValueError, match=r"\(8, 12\) cannot be cut into patches of \(5, 4\)"):
-        ImageClassification(CLASSES, (8, 12), (5, 4), 1)
+        ImageClassification(CLASSES, (8, 12), (5, 4), 1, Transformer)
 
 
 def test_labels_beyond_the_answers(tmp_path: Path) -> None:

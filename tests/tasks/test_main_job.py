@@ -127,3 +127,25 @@ def test_predict_without_the_folder_that_was_trained_on(
     assert len(rows) == 20 and list(rows[0]) == ["file", "class", "probability"]
     assert {row["class"] for row in rows} <= {"cat", "dog"}
     assert cli.main(["test", checkpoint, *quiet]) == 1
+
+
+def test_fine_tuning_at_another_resolution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The transformer comes from the weights' checkpoint, and its table is resized."""
+    monkeypatch.chdir(tmp_path)
+    first = ["fit", "--config", "image", "--config", "encoding/learned", *SMALL]
+    assert cli.main([*first, "--trainer.max_epochs=1", "--test_after_fit=false"]) == 0
+    weights = tmp_path / "runs" / "image" / "version_0" / "checkpoints" / "best.ckpt"
+    again = ["fit", "--config", "finetune_resolution", f"--model.weights={weights}"]
+    again += ["--data.image_size=[24, 40]", "--data.patch_size=8", "--data.train_samples=128"]
+    again += ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
+    assert cli.main([*again, "--trainer.max_epochs=1", "--test_after_fit=false"]) == 0
+    folder = tmp_path / "runs" / "finetune_resolution" / "version_0" / "checkpoints"
+    table = "network.transformer.additive.table"
+    old = torch.load(weights, weights_only=True)
+    new = torch.load(folder / "last.ckpt", weights_only=True)
+    assert old["state_dict"][table].shape == (2, 3, 64)
+    assert new["state_dict"][table].shape == (3, 5, 64)
+    assert new["hyper_parameters"]["transformer"] == old["hyper_parameters"]["transformer"]
+    assert new["hyper_parameters"]["lr"] == 5e-4 and new["global_step"] == 2
