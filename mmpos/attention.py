@@ -47,6 +47,16 @@ def prepare(
             f"causal attention of {queries} queries to {keys} keys: the last query is aligned with "
             "the last key, so there must be as many keys; pass q_index to say otherwise"
         )
+    if bias is not None and not bias.is_floating_point():
+        raise TypeError(f"bias is added to scores and must be floating, got {bias.dtype}")
+    for name, along, length in (
+        ("q_index", q_index, queries),
+        ("q_segments", q_segments, queries),
+        ("k_index", k_index, keys),
+        ("k_segments", k_segments, keys),
+    ):
+        if along is not None and along.shape[-1] != length:
+            raise ValueError(f"{name} is for {along.shape[-1]} tokens, there are {length}")
     if window is not None and window < 1:
         raise ValueError(f"window must be 1 or more, got {window}")
     if (q_segments is None) != (k_segments is None):
@@ -126,7 +136,12 @@ def attend(
     Raises: ValueError for heads that do not divide, more causal queries than keys, shapes that do
     not fit, or arguments beside ``prepared``; TypeError for a mask that is not boolean.
     """
-    if q.shape[-3] % k.shape[-3]:
+    if k.shape[:-1] != v.shape[:-1] or q.shape[0] != k.shape[0] or q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            "expected q [batch, head, query, dim], k and v [batch, kv_head, key, …] of one batch, "
+            f"got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    if not k.shape[-3] or q.shape[-3] % k.shape[-3]:
         raise ValueError(f"{q.shape[-3]} query heads cannot share {k.shape[-3]} key heads evenly")
     if prepared is None:
         prepared = prepare(

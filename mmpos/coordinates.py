@@ -30,12 +30,13 @@ class Coordinates(ABC):
         jitter: largest factor per axis, drawn log-uniformly from [1 / jitter, jitter].
         rescale: largest factor common to all axes, drawn log-uniformly from [1 / rescale, rescale].
 
-    Each call in training draws once for all tokens. NaN stays NaN.
+    Each call in training draws once for all tokens. NaN stays NaN. Coordinates are float64, so
+    that angles and distances stay exact far out (float32 on devices without it).
     Raises: ValueError for a negative shift, or a jitter or rescale below 1.
     """
 
     def __init__(self, *, shift: float = 0.0, jitter: float = 1.0, rescale: float = 1.0) -> None:
-        if shift < 0 or jitter < 1 or rescale < 1:
+        if not (0 <= shift < math.inf and 1 <= jitter < math.inf and 1 <= rescale < math.inf):
             raise ValueError(
                 "expected shift >= 0, jitter >= 1 and rescale >= 1, "
                 f"got shift={shift}, jitter={jitter}, rescale={rescale}"
@@ -56,7 +57,7 @@ class Coordinates(ABC):
         extent or a grid that is not there.
         """
         check(positions, axis_count(axes))
-        exact = positions if positions.dtype == torch.float64 else positions.float()
+        exact = positions.float() if positions.device.type == "mps" else positions.double()
         read = self.read(exact, axes, extent)
         return self._disturb(read) if training else read
 
@@ -113,6 +114,8 @@ class Scaled(Coordinates):
         rescale: float = 1.0,
     ) -> None:
         super().__init__(shift=shift, jitter=jitter, rescale=rescale)
+        if reference is not None:
+            axis_count(tuple(reference))
         self.reference = None if reference is None else tuple(reference)
         self.offset = offset
 
@@ -139,6 +142,17 @@ class Centered(Coordinates):
         return 2 * (positions + 0.5) / _extent(self, extent, positions) - 1
 
 
+def reading(given: Coordinates | None) -> Coordinates:
+    """``given``, or the plain index; raises TypeError for anything but an instance."""
+    if given is None:
+        return Index()
+    if not isinstance(given, Coordinates):
+        raise TypeError(
+            f"coordinates must be an instance such as Index() or Scaled(), got {given!r}"
+        )
+    return given
+
+
 def _extent(reading: Coordinates, extent: Extent | None, positions: Tensor) -> Tensor:
     """The extent as a tensor that broadcasts against ``positions [..., L, A]``."""
     name = type(reading).__name__
@@ -152,4 +166,6 @@ def _extent(reading: Coordinates, extent: Extent | None, positions: Tensor) -> T
             f"extent has {size.shape[-1] if size.ndim else 0} axes, "
             f"the positions have {positions.shape[-1]}"
         )
+    if not isinstance(extent, Tensor) and not all(cells >= 1 for cells in extent):
+        raise ValueError(f"extent must be 1 cell or more on each axis, got {tuple(extent)}")
     return size.unsqueeze(-2)

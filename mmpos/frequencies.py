@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -20,8 +21,8 @@ def geometric(pairs: int, base: float = 10000.0) -> list[float]:
 
     Raises: ValueError for a base that is not above 0.
     """
-    if base <= 0:
-        raise ValueError(f"base must be above 0, got {base}")
+    if not 0 < base < math.inf:
+        raise ValueError(f"base must be above 0 and finite, got {base}")
     return [base ** (-pair / pairs) for pair in range(pairs)]
 
 

@@ -25,7 +25,11 @@ def sequence(
 
     >>> sequence(3, start=5).tolist()
     [[5], [6], [7]]
+
+    Raises: ValueError for a negative length.
     """
+    if length < 0:
+        raise ValueError(f"a sequence has 0 tokens or more, got {length}")
     return torch.arange(start, start + length, device=device).unsqueeze(-1)
 
 
@@ -35,8 +39,10 @@ def grid(*sizes: int, device: torch.device | str | None = None) -> Int[Tensor, "
     >>> grid(2, 3).tolist()
     [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
 
-    Raises: ValueError without sizes or for a negative size.
+    Raises: ValueError without sizes or for a negative size; TypeError for other than whole numbers.
     """
+    if any(not isinstance(size, int | torch.SymInt) for size in sizes):
+        raise TypeError(f"sizes are whole numbers, one argument for each axis, got {sizes}")
     if not sizes or any(size < 0 for size in sizes):
         raise ValueError(f"a grid needs one size of 0 or more for each axis, got {sizes}")
     ticks = [torch.arange(size, device=device) for size in sizes]

@@ -5,13 +5,15 @@ matrices follow the dialects of `torch.nn.functional.interpolate`, which is what
 were resized with: ``align_corners`` pins the outermost cells, ``antialias`` widens the filter where
 a grid shrinks, and decides the cubic constant (-0.5 with it, -0.75 without) unless one is given.
 Sizes are whole numbers, so that no cell is lost to a rounded ratio, and a grid resized to itself is
-returned as it is.
+returned as it is. Matrices are formed in float64 on the CPU at each call, and applied in float32,
+under autocast too, or in float64 to what is float64.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -21,7 +23,6 @@ from torch import Tensor
 
 Mode = Literal["nearest", "bilinear", "bicubic"]
 Fit = Literal["resize", "crop", "center"]
-_RADIUS = {"bilinear": 1, "bicubic": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +32,18 @@ class Resampling:
     Args:
         mode: ``nearest`` (the cell below, as torch), ``bilinear`` or ``bicubic``.
         antialias: widen the filter by the ratio where an axis shrinks, and drop taps outside the
-            grid; without it they repeat the border.
-        align_corners: map the first and last cell onto each other, not the outer edges.
+            grid; without it they repeat the border. ``nearest`` has no filter to widen.
+        align_corners: map the first and last cell onto each other, not the outer edges. With
+            antialias torch takes the ratio from the cells but counts it from the outer edge.
         cubic: the constant of the cubic kernel; by default -0.5 with antialias, -0.75 without.
-        offset: added to a new size before the ratio is formed; 0.1 is DINOv2's first release.
+        offset: added to a new size before the ratio is formed, also on an axis whose size stays
+            when another changes; 0.1 is DINOv2's first release.
         fit: for each axis, or all: ``resize``; or leave rows as they are, for a change of the field
             of view rather than of resolution: ``crop`` keeps the first cells, ``center`` the middle
-            ones. An axis that grows is always resized.
+            ones, cell ``old // 2`` at ``new // 2``. An axis that grows is always resized.
 
-    Raises: ValueError for unknown names, and antialias with ``nearest`` or an offset with
-    ``align_corners``, which mean nothing.
+    Raises: ValueError for unknown names, for align_corners with ``nearest`` or an offset, and for
+    a cubic constant without ``bicubic``, which mean nothing, and for a negative offset.
     """
 
     mode: Mode = "bicubic"
@@ -53,21 +56,27 @@ class Resampling:
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
             raise ValueError(f"mode must be one of {get_args(Mode)}, got {self.mode!r}")
-        fits = [self.fit] if isinstance(self.fit, str) else self.fit
-        for fit in fits:
+        for fit in [self.fit] if isinstance(self.fit, str) else self.fit:
             if fit not in get_args(Fit):
                 raise ValueError(f"fit must be one of {get_args(Fit)}, got {fit!r}")
+        if self.offset < 0:
+            raise ValueError(f"offset must be 0 or more, got {self.offset}")
         if self.align_corners and self.offset:
             raise ValueError("offset changes a ratio that align_corners does not use: drop one")
+        if self.align_corners and self.mode == "nearest":
+            raise ValueError("align_corners does nothing for the mode nearest: drop it")
+        if self.cubic is not None and self.mode != "bicubic":
+            raise ValueError(f"cubic {self.cubic} does nothing for the mode {self.mode}: drop it")
 
     def __str__(self) -> str:
         """The way in a few words, as reports name it."""
-        words = [self.mode]
+        words: list[str] = [self.mode]
         words += ["antialias"] if self.antialias and self.mode != "nearest" else []
         words += ["align_corners"] if self.align_corners else []
         words += [f"cubic {self.cubic}"] if self.cubic is not None else []
         words += [f"offset {self.offset}"] if self.offset else []
-        words += [] if self.fit == "resize" else [f"fit {self.fit}"]
+        fit = self.fit if isinstance(self.fit, str) else "/".join(self.fit)
+        words += [f"fit {fit}"] if fit != "resize" else []
         return ", ".join(words)
 
     def matrix(self, old: int, new: int, axis: int = 0) -> Float[Tensor, "{new} {old}"]:
@@ -78,48 +87,30 @@ class Resampling:
         if old < 1 or new < 1:
             raise ValueError(f"an axis has 1 cell or more, got {old} → {new}")
         fit = self.fit if isinstance(self.fit, str) else self.fit[axis]
-        if old == new:
-            return torch.eye(new, dtype=torch.float64)
-        if fit != "resize" and new < old:
-            first = (old - new) // 2 if fit == "center" else 0
-            return torch.eye(old, dtype=torch.float64)[first : first + new]
+        cells, columns = _count(new).unsqueeze(-1), _count(old)
+        if new <= old and fit != "resize":
+            first = old // 2 - new // 2 if fit == "center" else 0
+            return (cells + first == columns).double()
+        if old == new and not self.offset:
+            return (cells == columns).double()
         if self.align_corners:
             ratio = (old - 1) / (new - 1) if new > 1 else 0.0
         else:
             ratio = old / (new + self.offset)
-        cells = torch.arange(new, dtype=torch.float64)
-        if self.mode == "nearest":
-            ratio = torch.tensor(old / (new + self.offset), dtype=torch.float32)  # as torch rounds
-            source = (cells.float() * ratio).floor().clamp(max=old - 1).long()
-            return torch.eye(old, dtype=torch.float64)[source]
+        if self.mode == "nearest":  # in float32, as torch rounds
+            return ((cells.float() * ratio).floor() == columns).double()
+        if self.align_corners and not self.antialias:
+            source = cells * ratio
+        else:
+            source = (cells + 0.5) * ratio - 0.5
         if self.antialias:
-            return self._wide(cells, old, ratio)
-        source = cells * ratio if self.align_corners else (cells + 0.5) * ratio - 0.5
-        if self.mode == "bilinear":
-            source = source.clamp(min=0)
-        return self._clamped(source, old)
-
-    def _clamped(self, source: Tensor, old: int) -> Tensor:
-        below = source.floor()
-        radius = _RADIUS[self.mode]
-        weights = torch.zeros(len(source), old, dtype=torch.float64)
-        for tap in range(1 - radius, radius + 1):
-            cell = below + tap
-            near = self._kernel(source - cell)
-            column = cell.clamp(0, old - 1).long().unsqueeze(-1)
-            weights.scatter_add_(-1, column, near.unsqueeze(-1))
+            weights = self._kernel((source - columns) / max(ratio, 1.0))
+            return weights / weights.sum(-1, keepdim=True)
+        taps = self._kernel(source + 2 - _count(old + 4))  # two more columns at either end
+        weights = taps[:, 2:-2]
+        weights[:, 0] += taps[:, :2].sum(-1)
+        weights[:, -1] += taps[:, -2:].sum(-1)
         return weights
-
-    def _wide(self, cells: Tensor, old: int, ratio: float) -> Tensor:
-        stretch = max(ratio, 1.0)
-        center = (cells + 0.5) * ratio
-        reach = _RADIUS[self.mode] * stretch
-        column = torch.arange(old, dtype=torch.float64)
-        first = (center - reach + 0.5).trunc().clamp(min=0).unsqueeze(-1)
-        last = (center + reach + 0.5).trunc().clamp(max=old).unsqueeze(-1)
-        weights = self._kernel((column + 0.5 - center.unsqueeze(-1)) / stretch)
-        weights = weights * ((column >= first) & (column < last))
-        return weights / weights.sum(-1, keepdim=True)
 
     def _kernel(self, x: Tensor) -> Tensor:
         x = x.abs()
@@ -127,7 +118,7 @@ class Resampling:
             return (1 - x).clamp(min=0)
         a = self.cubic if self.cubic is not None else (-0.5 if self.antialias else -0.75)
         near = ((a + 2) * x - (a + 3)) * x * x + 1
-        far = ((x - 5) * x + 8) * x * a - 4 * a
+        far = (((x - 5) * x + 8) * x - 4) * a
         return torch.where(x <= 1, near, torch.where(x < 2, far, 0.0))
 
 
@@ -136,28 +127,18 @@ def grid_table(
     grid: Sequence[int],
     how: Resampling | None = None,
 ) -> Float[Tensor, "*new_grid dim"]:
-    """A table ``[*old_grid, D]`` on another grid, in float32 and back to its dtype.
+    """A table ``[*old_grid, D]`` on another grid, of the same dtype.
 
     On its own grid it is returned as it is.
-    Raises: ValueError for another number of axes, or sizes below 1.
+    Raises: ValueError for another number of axes, also in ``how.fit``, or sizes below 1.
 
     >>> grid_table(torch.arange(4.0).reshape(2, 2, 1), (2, 4)).shape
     torch.Size([2, 4, 1])
     """
-    old = tuple(table.shape[:-1])
-    new = tuple(grid)
-    if len(old) != len(new):
-        raise ValueError(f"a table of the grid {old} cannot be resized to {new}: other axes")
+    old, new = tuple(table.shape[:-1]), tuple(grid)
     if old == new:
         return table
-    how = how or Resampling()
-    out = table.float()
-    for axis, (before, after) in enumerate(zip(old, new, strict=True)):
-        if before != after:
-            weights = how.matrix(before, after, axis).to(out)
-            rows = out.movedim(axis, 0)
-            out = (weights @ rows.flatten(1)).unflatten(1, rows.shape[1:]).movedim(0, axis)
-    return out.to(table.dtype).contiguous()
+    return _apply(_matrices(how or Resampling(), old, new), table)
 
 
 def grid_tables(
@@ -167,19 +148,14 @@ def grid_tables(
 ) -> Float[Tensor, "length dim"]:
     """A table on each of several grids, their rows in row-major order one after the other.
 
-    Each different grid is formed once, and one gather gives every sample its rows, so a batch of
-    many images of few sizes costs little more than the sizes.
+    Each different grid is formed once, so a batch of many images of few sizes costs little more
+    than the sizes.
     """
     sizes = [tuple(grid) for grid in grids]
     if not sizes:
         return table.new_empty(0, table.shape[-1])
-    blocks, starts, length = [], {}, 0
-    for grid in dict.fromkeys(sizes):
-        blocks.append(grid_table(table, grid, how).flatten(0, -2))
-        starts[grid] = length
-        length += len(blocks[-1])
-    rows = [torch.arange(starts[grid], starts[grid] + math.prod(grid)) for grid in sizes]
-    return torch.cat(blocks)[torch.cat(rows).to(table.device)]
+    tables = {size: grid_table(table, size, how).flatten(0, -2) for size in set(sizes)}
+    return torch.cat([tables[size] for size in sizes])
 
 
 def flat_table(
@@ -203,10 +179,10 @@ def flat_table(
             f"{_times(old_grid)} = {math.prod(old_grid)}: give its own grid and prefix rows"
         )
     prefix, cells = rows.split([prefix_rows, count - prefix_rows], dim=-2)
-    batch = cells.shape[:-2]
-    grids = cells.reshape(-1, *old_grid, cells.shape[-1])
-    resized = torch.stack([grid_table(grid, new_grid, how).flatten(0, -2) for grid in grids])
-    return torch.cat((prefix, resized.reshape(*batch, *resized.shape[1:])), dim=-2)
+    cells = cells.movedim(-2, 0)  # a batch of tables is one table of more features
+    grid = cells.reshape(*old_grid, math.prod(cells.shape[1:]))
+    resized = grid_table(grid, new_grid, how).reshape(-1, *cells.shape[1:]).movedim(0, -2)
+    return torch.cat((prefix, resized), dim=-2)
 
 
 def bias_table(
@@ -226,10 +202,10 @@ def bias_table(
     """
     old = [2 * size - 1 for size in old_window]
     new = [2 * size - 1 for size in new_window]
-    if len(table) != math.prod(old) + extra_rows:
+    if extra_rows < 0 or len(table) != math.prod(old) + extra_rows:
         raise ValueError(
             f"a bias table of {len(table)} rows is not the {math.prod(old)} offsets of a window of "
-            f"{_times(old_window)} and {extra_rows} extra rows"
+            f"{_times(old_window)} and {extra_rows} extra rows: give its own window and extra rows"
         )
     offsets, extra = table.split([len(table) - extra_rows, extra_rows])
     resized = grid_table(offsets.reshape(*old, table.shape[-1]), new, how)
@@ -246,18 +222,47 @@ def patch_kernel(
     The tokens of a patch that is resized to the new size are those of the patch itself, exactly
     where it grows and in the least-squares sense where it shrinks (FlexiViT, arXiv:2212.08013,
     sec. 3.4). On each axis the kernel is multiplied by the pseudo-inverse of the resize matrix.
-    Raises: ValueError for another number of axes.
+    Raises: ValueError for another number of axes, or sizes below 1.
     """
     old, new = tuple(kernel.shape[2:]), tuple(patch_size)
+    if old == new:
+        return kernel
+    matrices = _matrices(how or Resampling(), old, new)
+    return _apply({2 + axis: torch.linalg.pinv(m).mT for axis, m in matrices.items()}, kernel)
+
+
+def _matrices(how: Resampling, old: Sequence[int], new: Sequence[int]) -> dict[int, Tensor]:
+    """A matrix for each axis that changes."""
     if len(old) != len(new):
-        raise ValueError(f"a kernel of {_times(old)} has other axes than {_times(new)}")
-    how = how or Resampling()
-    out = kernel.double()
-    for axis, (before, after) in enumerate(zip(old, new, strict=True)):
-        if before != after:
-            weights = torch.linalg.pinv(how.matrix(before, after, axis)).to(out)
-            out = (out.movedim(axis + 2, -1) @ weights).movedim(-1, axis + 2)
-    return kernel if old == new else out.to(kernel.dtype).contiguous()
+        raise ValueError(f"a grid of {_times(old)} cannot become one of {_times(new)}: other axes")
+    if not isinstance(how.fit, str) and len(how.fit) != len(new):
+        raise ValueError(
+            f"fit {tuple(how.fit)} is for {len(how.fit)} axes, a grid of {_times(new)} has "
+            f"{len(new)}: give one for each axis, or one for all"
+        )
+    return {
+        axis: how.matrix(before, after, axis)
+        for axis, (before, after) in enumerate(zip(old, new, strict=True))
+        if before != after or how.offset
+    }
+
+
+def _apply(matrices: dict[int, Tensor], table: Tensor) -> Tensor:
+    """Each matrix along its axis of the table, which keeps its dtype."""
+    out = table.to(torch.promote_types(table.dtype, torch.float32))
+    device = out.device.type
+    available = torch.amp.is_autocast_available(device)
+    with torch.autocast(device, enabled=False) if available else nullcontext():
+        for axis, weights in matrices.items():
+            before, after = out.shape[:axis], out.shape[axis + 1 :]
+            cells = out.reshape(math.prod(before), out.shape[axis], math.prod(after))
+            wide = weights.to(out).expand(len(cells), -1, -1)
+            out = torch.bmm(wide, cells).reshape(*before, len(weights), *after)
+    return out.to(table.dtype)
+
+
+def _count(size: int) -> Tensor:
+    return torch.arange(size, dtype=torch.float64, device="cpu")
 
 
 def _times(sizes: Sequence[int]) -> str:

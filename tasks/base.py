@@ -50,6 +50,10 @@ class Task(L.LightningModule):
         super().__init__()
         if ema is not None and not 0 < ema < 1:
             raise ValueError(f"ema is a decay between 0 and 1, such as 0.999, got {ema}")
+        if not (0 <= lr < math.inf and 0 <= weight_decay < math.inf):
+            raise ValueError(
+                f"lr and weight_decay must be 0 or more and finite, got {lr} and {weight_decay}"
+            )
         self.lr, self.weight_decay, self.warmup, self.ema = lr, weight_decay, warmup, ema
         self.batch_changes: list[Callable[[Any], Any]] = []
         self._start = weights
@@ -62,15 +66,19 @@ class Task(L.LightningModule):
         self._start = None
 
     def on_fit_start(self) -> None:
-        """Give each process noise of its own (dropped paths, disturbed coordinates).
-
-        Metrics start anew: those that an earlier validation reset are inference tensors.
-        """
+        """Metrics start anew: those that an earlier validation reset are inference tensors."""
         for module in self.modules():
             if isinstance(module, Metric):
                 module.reset()
-        if self.trainer.world_size > 1:
-            torch.manual_seed(torch.initial_seed() + self.global_rank)
+        self._seed = torch.initial_seed()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Seed the noise of this step (dropped paths, disturbed coordinates).
+
+        It follows from the run's seed, the step and the process, so that processes differ and a
+        resumed run goes on as if it had not stopped.
+        """
+        torch.manual_seed(hash((self._seed, self.trainer.global_step, self.global_rank)))
 
     def changed(self, batch: Any) -> Any:
         """A training batch as callbacks want it; for a subclass to call in its training step."""

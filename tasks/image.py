@@ -100,7 +100,7 @@ class ImageClassification(Task):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels = self.changed(batch)
-        loss = self._loss(self(images), self._labels(labels, check=batch_idx == 0))
+        loss = self._loss(self(images), self._labels(labels, batch_idx))
         self.log("train/loss", loss, prog_bar=True, sync_dist=True)
         return loss
 
@@ -121,7 +121,7 @@ class ImageClassification(Task):
 
     def _evaluate(self, batch: Batch, batch_idx: int, stage: str) -> None:
         images, labels = batch
-        labels = self._labels(labels, check=batch_idx == 0)
+        labels = self._labels(labels, batch_idx)
         logits = self(images)
         metrics = cast("dict[str, Metric]", self.metrics[stage])
         metrics["loss"].update(self._loss(logits, labels), len(images))
@@ -135,9 +135,12 @@ class ImageClassification(Task):
         losses = [cross_entropy(logits[question], labels[question]) for question in logits]
         return torch.stack(losses).sum()
 
-    def _labels(self, labels: dict[str, Tensor] | Tensor, *, check: bool) -> dict[str, Tensor]:
+    def _labels(self, labels: dict[str, Tensor] | Tensor, batch_idx: int) -> dict[str, Tensor]:
+        """Labels by question, checked: in each batch on the CPU, elsewhere in the first alone,
+        since looking costs a wait.
+        """
         named = labels if isinstance(labels, dict) else {next(iter(self.classes)): labels}
-        if not check:
+        if batch_idx and self.device.type != "cpu":
             return named
         if named.keys() != self.classes.keys():
             raise ValueError(
@@ -145,10 +148,12 @@ class ImageClassification(Task):
                 f"the data answers {sorted(named)}"
             )
         for question, label in named.items():
-            highest, answers = int(label.max()), len(self.classes[question])
-            if highest >= answers:
+            lowest, highest = int(label.min()), int(label.max())
+            answers = len(self.classes[question])
+            if lowest < 0 or highest >= answers:
+                wrong = lowest if lowest < 0 else highest
                 raise ValueError(
-                    f"the data has a label {highest} for {question!r}, the model has "
-                    f"{answers} answers: give the model the classes of the data"
+                    f"the data has a label {wrong} for {question!r}, the model has {answers} "
+                    "answers, from 0 on: give the model the classes of the data"
                 )
         return named

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from timm.scheduler.cosine_lr import CosineLRScheduler
@@ -47,8 +48,8 @@ def adamw(module: nn.Module, lr: float, weight_decay: float) -> Optimizer:
 def resize_moments(module: nn.Module, state: dict) -> None:
     """Take the moments of tables in a stored optimizer ``state`` to the grids of ``module``.
 
-    They go the way of the tables themselves; second moments stay above 0. The optimizer is that of
-    `adamw`, whose order of parameters is what the state refers to.
+    First moments go the way of the tables themselves, second ones bilinearly. The optimizer is that
+    of `adamw`, whose order of parameters is what the state refers to.
     """
     tables = {part.table: part for part in module.modules() if isinstance(part, LearnedEncoding)}
     order = [p for group in parameter_groups(module, 0.0) for p in group["params"]]
@@ -57,8 +58,10 @@ def resize_moments(module: nn.Module, state: dict) -> None:
         encoding = tables.get(parameter)
         for name, moment in moments.items():
             if encoding is not None and isinstance(moment, Tensor) and encoding.fits(moment):
-                resized = grid_table(moment, encoding.grid, encoding.resampling)
-                moments[name] = resized.clamp(min=0) if name.endswith("_sq") else resized
+                # no weight of a bilinear filter is negative, so second moments stay above 0
+                second = replace(encoding.resampling, mode="bilinear", cubic=None)
+                how = second if name.endswith("_sq") else encoding.resampling
+                moments[name] = grid_table(moment, encoding.grid, how)
 
 
 class WarmupCosine(CosineLRScheduler):

@@ -65,3 +65,33 @@ def test_nothing_is_dropped_beside_prepared(unchecked, qkv):
 def test_a_bias_for_a_whole_batch_of_batches(unchecked, qkv):
     with pytest.raises(ValueError, match=r"\(2, 6, 5, 9, 1\).*\(2, 6, 5, 9\)"):
         mmpos.attend(*qkv, bias=torch.zeros(2, 6, Q, K, 1))
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v"),
+    [
+        ((1, 1, 2, 4), (1, 1, 2, 4), (1, 1, 3, 4)),
+        ((1, 1, 6, 4), (1, 1, 4, 4), (1, 1, 6, 4)),
+        ((1, 4, 2, 4), (1, 4, 2, 4), (1, 2, 2, 4)),
+        ((2, 1, 2, 4), (1, 1, 2, 4), (1, 1, 2, 4)),
+        ((1, 1, 2, 4), (1, 1, 2, 8), (1, 1, 2, 4)),
+    ],
+)
+def test_queries_keys_and_values_that_do_not_go_together(unchecked, q, k, v):
+    with pytest.raises(ValueError, match=r"of one batch, got .* and \("):
+        mmpos.attend(torch.randn(q), torch.randn(k), torch.randn(v))
+
+
+def test_a_bias_that_is_no_number(unchecked):
+    q = torch.randn(1, 1, 2, 4)
+    with pytest.raises(TypeError, match=r"must be floating, got torch.bool"):
+        mmpos.attend(q, q, q, bias=torch.ones(1, 2, 2, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("name", ["q_index", "k_index", "q_segments", "k_segments"])
+def test_indices_and_segments_of_another_length(unchecked, name):
+    q = torch.randn(1, 1, 6, 4)
+    given = {"q_segments": torch.zeros(6).long(), "k_segments": torch.zeros(6).long()}
+    given = given if name in given else {}
+    with pytest.raises(ValueError, match=f"{name} is for 1 tokens, there are 6"):
+        mmpos.attend(q, q, q, causal=True, **{**given, name: torch.zeros(1).long()})

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+import mmpos
 from mmpos.coordinates import Centered, Coordinates, Index, OneBased, Scaled
 from mmpos.positions import absent, grid, join
 
@@ -26,7 +27,7 @@ def test_readings_of_a_rectangle(reading, rule, as_tensor):
     expected = [[rule(y, 3), rule(x, 300)] for y in range(3) for x in range(300)]
     given = torch.tensor(extent) if as_tensor else extent
     read = reading(grid(*extent), axes=2, extent=given)
-    torch.testing.assert_close(read, torch.tensor(expected, dtype=torch.float32))
+    torch.testing.assert_close(read, torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("reading", READINGS)
@@ -51,7 +52,7 @@ def test_the_reference_grid_is_the_encodings_unless_another_is_given():
 def test_on_its_own_grid_a_scaled_position_is_the_index():
     positions = grid(7, 300)
     read = Scaled()(positions, axes=(7, 300), extent=(7, 300))
-    assert torch.equal(read, positions.float())
+    assert torch.equal(read, positions.double())
 
 
 def test_a_grid_of_its_own_for_each_sample():
@@ -103,15 +104,14 @@ def test_disturbances_are_drawn_in_single_precision_whatever_the_default():
         read = disturbed(torch.tensor([[0, 0]]), shift=1.0)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert read.dtype == torch.float32
-    assert (read != read.bfloat16().float()).all()
+    assert (read != read.bfloat16()).all() and torch.equal(read, read.float().double())
 
 
 def test_disturbances_come_in_the_published_order(monkeypatch):
     """Shift, then jitter, then rescale (DINOv3)."""
     monkeypatch.setattr(torch.Tensor, "uniform_", lambda self, low, high: self.fill_(high))
     read = disturbed(torch.ones(1, 2), shift=0.5, jitter=2.0, rescale=3.0)
-    torch.testing.assert_close(read, torch.full((1, 2), (1 + 0.5) * 2 * 3))
+    torch.testing.assert_close(read, torch.full((1, 2), (1 + 0.5) * 2 * 3).double())
 
 
 @pytest.mark.parametrize("strength", [{"shift": -0.1}, {"jitter": 0.5}, {"rescale": 0.0}])
@@ -145,3 +145,22 @@ def test_positions_are_checked(reading):
         reading(grid(4, 6), axes=3, extent=(4, 6))
     with pytest.raises(TypeError, match="bfloat16"):
         reading(grid(4, 6).bfloat16(), axes=2, extent=(4, 6))
+
+
+@pytest.mark.parametrize("given", ["Scaled", Scaled, 3])
+def test_what_is_no_reading(unchecked, given):
+    for encoding in (mmpos.RotaryEncoding, mmpos.SinusoidalEncoding, mmpos.ALiBi):
+        with pytest.raises(TypeError, match=r"an instance such as Index\(\) or Scaled\(\), got"):
+            encoding(4, coordinates=given)
+
+
+@pytest.mark.parametrize("extent", [(0, 4), (-1, 4)])
+def test_an_extent_without_cells(extent):
+    with pytest.raises(ValueError, match="extent must be 1 cell or more on each axis, got"):
+        Centered()(grid(2, 2), axes=2, extent=extent)
+
+
+@pytest.mark.parametrize("reference", [(0, 4), (-3, 4)])
+def test_a_reference_without_cells(reference):
+    with pytest.raises(ValueError, match="a grid of such sizes, got"):
+        Scaled(reference)

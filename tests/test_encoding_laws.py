@@ -120,7 +120,7 @@ def test_a_fractional_position_is_read_or_refused_but_not_rounded(encoding_case,
     try:
         between = values(encoding_case, half)
     except ValueError as refused:
-        assert "fraction" in str(refused)
+        assert "whole position" in str(refused)
         return
     for rounded in (positions, positions + 1):
         assert any(

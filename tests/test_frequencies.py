@@ -42,7 +42,7 @@ def test_axial_frequencies_are_whole_spectra_side_by_side():
 
 @pytest.mark.parametrize("base", [0, -100.0])
 def test_bases_that_give_no_spectrum(base):
-    with pytest.raises(ValueError, match=f"base must be above 0, got {base}"):
+    with pytest.raises(ValueError, match=f"base must be above 0 and finite, got {base}"):
         geometric(4, base)
 
 

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+import mmpos
 from mmpos import positions
 
 
@@ -105,3 +106,10 @@ def test_axes_are_a_number_or_a_grid():
     assert positions.axis_count([7]) == 1
     assert positions.grid_of(2) is None
     assert positions.grid_of([3, 5]) == (3, 5)
+
+
+def test_sizes_that_are_no_sizes(unchecked):
+    with pytest.raises(TypeError, match=r"one argument for each axis, got \(\(4, 4\),\)"):
+        mmpos.positions.grid((4, 4))
+    with pytest.raises(ValueError, match="0 tokens or more, got -1"):
+        mmpos.positions.sequence(-1)

@@ -36,7 +36,8 @@ class LearnedEncoding(AdditiveEncoding):
     Shape: positions ``[..., L, A]`` → ``[..., L, dim]``. Parameters: ``table [*grid, dim]`` and
     ``prefix [prefix_rows, dim]``.
     Raises: TypeError without a grid; ValueError if ``extent`` is another grid (the table must be
-    resized, not read past its end or in a corner), or a position lies outside it.
+    resized, not read past its end or in a corner), or a position is no cell of it. Compiled, or
+    away from the CPU, where looking would cost a wait, such a position gets a row of NaN.
 
     >>> table = LearnedEncoding(8, (2, 3), prefix_rows=1)
     >>> tuple(table.table.shape), tuple(table.prefix.shape)
@@ -118,12 +119,16 @@ class LearnedEncoding(AdditiveEncoding):
             _check_extent(extent, grid)
         missing = positions.isnan()
         placed = ~missing.all(-1)
-        cell = torch.where(missing, 0, positions).long()
-        _check_cells(positions, missing, cell, grid)
+        known = torch.where(missing, 0, positions)
+        cell = known.long()
+        inside = (cell >= 0) & (cell < torch.tensor(grid, device=cell.device)) & (cell == known)
+        readable = inside.all(-1) & ~(missing.any(-1) & placed)
+        _check_cells(positions, readable, grid)
+        cell = torch.where(readable.unsqueeze(-1), cell, 0)
         index = cell[..., 0]
         for axis, size in enumerate(grid[1:], start=1):
             index = index * size + cell[..., axis]
-        rows = table.flatten(0, -2)[index]
+        rows = torch.where(readable.unsqueeze(-1), table.flatten(0, -2)[index], torch.nan)
         rows = torch.where(placed.unsqueeze(-1), rows, 0.0)
         if self.prefix is None:
             return rows
@@ -152,21 +157,15 @@ def _check_extent(extent: Extent, grid: tuple[int, ...]) -> None:
             )
 
 
-def _check_cells(positions: Tensor, missing: Tensor, cell: Tensor, grid: tuple[int, ...]) -> None:
+def _check_cells(positions: Tensor, readable: Tensor, grid: tuple[int, ...]) -> None:
     """Raise for positions that are not cells of ``grid``; on the CPU only: looking is free."""
-    if positions.device.type != "cpu" or torch.compiler.is_compiling():
+    if positions.device.type != "cpu" or torch.compiler.is_compiling() or readable.all():
         return
-    partly = missing.any(-1) & ~missing.all(-1)
-    if partly.any():
-        raise ValueError("a table cannot place a token that has a coordinate on some axes only")
-    if positions.is_floating_point() and not torch.equal(
-        cell.to(positions.dtype), torch.where(missing, 0, positions)
-    ):
-        raise ValueError("a table has rows for whole positions only, got a fractional one")
-    outside = (cell < 0) | (cell >= torch.tensor(grid))
-    if outside.any():
-        bad = tuple(cell[outside.any(-1)][0].tolist())
-        raise ValueError(f"position {bad} lies outside the table, whose grid is {_times(grid)}")
+    bad = tuple(positions[~readable][0].tolist())
+    raise ValueError(
+        f"position {bad} is no cell of the table: it has a row for each whole position of the grid "
+        f"{_times(grid)}, from 0 on, given on all axes"
+    )
 
 
 def _times(sizes: Extent) -> str:

@@ -5,7 +5,7 @@ from jaxtyping import Float, Num
 from torch import Tensor
 
 from mmpos.additive.base import AdditiveEncoding
-from mmpos.coordinates import Coordinates, Extent, Index
+from mmpos.coordinates import Coordinates, Extent, reading
 from mmpos.frequencies import geometric, split_pairs
 from mmpos.positions import Axes, axis_count
 
@@ -43,7 +43,7 @@ class SinusoidalEncoding(AdditiveEncoding):
             raise ValueError(f"dim must be even for pairs of sine and cosine, got {dim}")
         self.split = split_pairs(dim // 2, axis_count(axes))
         self.base = base
-        self.coordinates = coordinates or Index()
+        self.coordinates = reading(coordinates)
         geometric(1, base)
 
     def forward(

@@ -32,6 +32,12 @@ def _slope(head: Tensor, heads: int) -> Tensor:
     return torch.exp2(-4 / full * exponent)
 
 
+def _gap(query: Tensor, key: Tensor) -> Tensor:
+    """The distance on one axis, 0 where a token has no place; rounded after the difference."""
+    gap = (query - key).abs().float()
+    return torch.where(gap.isnan(), 0, gap)
+
+
 class ALiBi(AttentionBias):
     """Attention falls with distance: ``-slope[head] · |query - key|``.
 
@@ -67,11 +73,13 @@ class ALiBi(AttentionBias):
         self.distance: Distance = distance
 
     def score(self, query: Sequence[Tensor], key: Sequence[Tensor], head: Tensor) -> Tensor:
-        gaps = [torch.nan_to_num((q - k).abs()) for q, k in zip(query, key, strict=True)]
+        gaps = [_gap(q, k) for q, k in zip(query, key, strict=True)]
         if len(gaps) == 1:
             far = gaps[0]
         elif self.distance == "euclidean":
-            far = sum((gap.square() for gap in gaps[1:]), gaps[0].square()).sqrt()
+            square = sum((gap.square() for gap in gaps[1:]), gaps[0].square())
+            apart = square > 0  # the root has no gradient at 0
+            far = torch.where(apart, torch.where(apart, square, 1).sqrt(), 0)
         elif self.distance == "l1":
             far = sum(gaps[1:], gaps[0])
         else:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from mmpos.coordinates import Coordinates, Extent, Index
+from mmpos.coordinates import Coordinates, Extent, reading
 from mmpos.positions import Axes, axis_count, check, join
 
 
@@ -27,7 +27,7 @@ class AttentionBias(nn.Module, ABC):
         axis_count(axes)
         self.heads = heads
         self.axes = axes
-        self.coordinates = coordinates or Index()
+        self.coordinates = reading(coordinates)
 
     @abstractmethod
     def score(self, query: Sequence[Tensor], key: Sequence[Tensor], head: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         shared = heads if kv_heads is None else kv_heads
-        if dim % heads or heads % shared:
+        if min(dim, heads, shared) < 1 or dim % heads or heads % shared:
             raise ValueError(
                 f"dim={dim} must be a multiple of heads={heads}, and heads of kv_heads={shared}"
             )

@@ -21,7 +21,8 @@ class Classifier(nn.Module):
         pool: ``mean`` over the tokens that have a place, or the first prefix ``token``.
 
     Shape: ``[B, C, *sizes]`` → ``{question: [B, answers]}``.
-    Raises: ValueError without questions, or for pooling by a class token that is not there.
+    Raises: ValueError without questions, for names that a module cannot have, or for pooling by a
+    class token that is not there or sees nothing.
     """
 
     def __init__(
@@ -37,8 +38,16 @@ class Classifier(nn.Module):
             raise ValueError("a classifier needs at least one question")
         if pool not in ("mean", "token"):
             raise ValueError(f"pool must be 'mean' or 'token', got {pool!r}")
-        if pool == "token" and not transformer.prefix_tokens:
-            raise ValueError("pool='token' needs a class token: pass class_token=True, or 'mean'")
+        if pool == "token" and (not transformer.class_token or transformer.causal):
+            raise ValueError(
+                "pool='token' reads a class token that sees all others: pass class_token=True and "
+                "causal=False, or pool='mean'"
+            )
+        for name, answers in questions.items():
+            if not name.isidentifier() or hasattr(nn.ModuleDict, name) or answers < 1:
+                raise ValueError(
+                    f"a question needs a plain name and 1 answer or more, got {name!r}: {answers}"
+                )
         self.tokens = tokens
         self.transformer = transformer
         self.pool: Pool = pool

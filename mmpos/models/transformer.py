@@ -76,12 +76,17 @@ class Transformer(nn.Module):
         super().__init__()
         if size not in _SIZES:
             raise ValueError(f"size must be one of {get_args(Size)}, got {size!r}")
-        if registers < 0:
-            raise ValueError(f"registers must be 0 or more, got {registers}")
-        default_dim, default_depth, default_heads = _SIZES[size]
-        self.dim = dim or default_dim
-        depth, heads = depth or default_depth, heads or default_heads
+        axis_count(axes)
+        sizes = dict(zip(("dim", "depth", "heads"), _SIZES[size], strict=True))
+        asked = {"dim": dim, "depth": depth, "heads": heads}
+        sizes |= {name: value for name, value in asked.items() if value is not None}
+        if min(sizes.values()) < 1 or registers < 0:
+            raise ValueError(f"expected sizes of 1 or more, got {sizes} and {registers=}")
+        if not 0 <= drop_path < 1:
+            raise ValueError(f"drop_path must be at least 0 and below 1, got {drop_path}")
+        self.dim, depth, heads = sizes.values()
         self.axes = axes
+        self.class_token = class_token
         self.causal = causal
         self.prefix_tokens = int(class_token) + registers
         layers = [
@@ -100,9 +105,13 @@ class Transformer(nn.Module):
             nn.Parameter(torch.empty(self.prefix_tokens, self.dim)) if self.prefix_tokens else None
         )
         self.reset_parameters()
-        self.additive: AdditiveEncoding | None = _fill(additive, "dim", self.dim, axes)
-        self.rotary: RotaryEncoding | None = _fill(rotary, "head_dim", self.dim // heads, axes)
-        self.bias: AttentionBias | None = _fill(bias, "heads", heads, axes)
+        self.additive: AdditiveEncoding | None = _fill(
+            additive, AdditiveEncoding, "dim", self.dim, axes
+        )
+        self.rotary: RotaryEncoding | None = _fill(
+            rotary, RotaryEncoding, "head_dim", self.dim // heads, axes
+        )
+        self.bias: AttentionBias | None = _fill(bias, AttentionBias, "heads", heads, axes)
 
     def reset_parameters(self) -> None:
         """Draw weights as ViT does: truncated normal of 0.02, biases 0."""
@@ -133,10 +142,11 @@ class Transformer(nn.Module):
         Returns: prefix tokens first, then the tokens.
         Raises: ValueError for positions that do not fit, or segments together with prefix tokens.
         """
-        if positions.shape[-2:] != (x.shape[-2], axis_count(self.axes)):
+        wanted = (x.shape[-2], axis_count(self.axes))
+        if tuple(positions.shape) not in (wanted, (1, *wanted), (x.shape[0], *wanted)):
             raise ValueError(
-                f"{x.shape[-2]} tokens have positions of shape {tuple(positions.shape)}, "
-                f"expected [..., {x.shape[-2]}, {axis_count(self.axes)}]"
+                f"{x.shape[0]} rows of {x.shape[-2]} tokens have positions of shape "
+                f"{tuple(positions.shape)}, expected {wanted} or {(x.shape[0], *wanted)}"
             )
         if self.prefix is not None:
             if segments is not None:
@@ -167,10 +177,17 @@ class Transformer(nn.Module):
         return self.norm(x)
 
 
-def _fill(slot: Callable[[int, Any], Any] | None, size: str, needed: int, axes: Axes) -> Any:
+def _fill(
+    slot: Callable[[int, Any], Any] | None, kind: type, size: str, needed: int, axes: Axes
+) -> Any:
     if slot is None:
         return None
     encoding = slot if isinstance(slot, nn.Module) else slot(needed, axes)
+    if not isinstance(encoding, kind):
+        raise TypeError(
+            f"this place takes an {kind.__name__}, got {type(encoding).__name__}: "
+            "additive, rotary and bias are three places for three kinds"
+        )
     if getattr(encoding, size) != needed:
         raise ValueError(
             f"{type(encoding).__name__} was made for {size}={getattr(encoding, size)}, "

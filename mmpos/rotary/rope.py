@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from mmpos.coordinates import Coordinates, Extent, Index
+from mmpos.coordinates import Coordinates, Extent, reading
 from mmpos.frequencies import angles, axial, geometric, split_pairs
 from mmpos.positions import Axes, axis_count
 from mmpos.rotary.rotation import Layout, Rotation
@@ -63,7 +63,7 @@ class RotaryEncoding(nn.Module):
         self.base = base
         self.layout: Layout = layout
         self.split = split_pairs(width // 2, axis_count(axes))
-        self.coordinates = coordinates or Index()
+        self.coordinates = reading(coordinates)
 
     def frequencies(self, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "axes pairs"]:
         """Radians per unit of each axis, for each pair."""

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
@@ -30,19 +30,27 @@ def rotate(
     A pair ``(a, b)`` becomes ``(a cos - b sin, a sin + b cos)`` (RoFormer, arXiv:2104.09864,
     eq. 34). Half precision is turned in float32 and rounded once, to the dtype of ``x``.
 
-    Raises: ValueError if ``x`` has fewer features than are turned, or another length.
+    Raises: ValueError if ``x`` has fewer features than are turned, another length or batch, or the
+    layout is unknown; TypeError if ``x`` is not floating.
     """
     cos, sin, layout = rotation
+    if not x.is_floating_point():
+        raise TypeError(f"x must be floating to be turned, got {x.dtype}")
+    if layout not in get_args(Layout):
+        raise ValueError(f"layout must be one of {get_args(Layout)}, got {layout!r}")
     width = 2 * cos.shape[-1]
     if x.shape[-1] < width:
         raise ValueError(
             f"x has {x.shape[-1]} features in a head, the rotation turns {width}: "
             "make the encoding with this head_dim, or a smaller rotary_dim"
         )
-    if x.shape[-2] != cos.shape[-2]:
+    given, turns = x.shape[:-1], cos.shape[:-1]
+    if len(turns) > len(given) or any(
+        have not in (1, want) for have, want in zip(turns[::-1], given[::-1], strict=False)
+    ):
         raise ValueError(
-            f"x has {x.shape[-2]} tokens (shape {tuple(x.shape)}, read as [..., head, length, "
-            f"head_dim]), the rotation is for {cos.shape[-2]}"
+            f"x has shape {tuple(x.shape)}, read as [..., head, length, head_dim], "
+            f"the rotation is for [..., head, length] = {tuple(turns)}"
         )
     turned = x[..., :width].to(torch.promote_types(x.dtype, cos.dtype))
     if layout == "interleaved":

@@ -77,18 +77,30 @@ def test_initial_rows():
 @pytest.mark.parametrize(
     ("position", "message"),
     [
-        ([2, 0], r"position \(2, 0\) lies outside the table.*2 × 3"),
-        ([0, 3], r"position \(0, 3\) lies outside the table.*2 × 3"),
-        ([0, -1], r"position \(0, -1\) lies outside"),
-        ([-1.0, 0.0], r"position \(-1, 0\) lies outside"),
-        ([0.5, 1.0], "whole positions only.*fractional"),
-        ([math.nan, 1.0], "a coordinate on some axes only"),
-        ([math.inf, 1.0], "whole positions only"),
+        ([2, 0], r"position \(2, 0\) is no cell of the table.*2 × 3"),
+        ([0, 3], r"position \(0, 3\) is no cell of the table.*2 × 3"),
+        ([0, -1], r"position \(0, -1\) is no cell"),
+        ([-1.0, 0.0], r"position \(-1.0, 0.0\) is no cell"),
+        ([0.5, 1.0], r"\(0.5, 1.0\) is no cell.*each whole position"),
+        ([math.nan, 1.0], r"\(nan, 1.0\) is no cell.*given on all axes"),
+        ([math.inf, 1.0], r"\(inf, 1.0\) is no cell"),
     ],
 )
 def test_positions_that_are_no_cells(position, message):
     with pytest.raises(ValueError, match=message):
         LearnedEncoding(4, (2, 3))(torch.tensor([[0, 0], position]))
+
+
+@pytest.mark.parametrize(
+    "position", [[2, 0], [0, 3], [0, -1], [0.5, 1.0], [math.nan, 1.0], [math.inf, 1.0]]
+)
+def test_where_nothing_can_be_raised_such_a_position_has_a_row_of_nan(position, monkeypatch):
+    """As in a compiled graph, or away from the CPU."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    table = LearnedEncoding(4, (2, 3))
+    rows = table(torch.tensor([[1.0, 2.0], position, [math.nan, math.nan]]))
+    assert rows[1].isnan().all()
+    assert torch.equal(rows[0], table.table[1, 2]) and rows[2].eq(0).all()
 
 
 @pytest.mark.parametrize("extent", [(3, 2), (4, 4), (2, 4), (1, 6), (6,), (2, 3, 1)])

@@ -92,7 +92,7 @@ def test_readings():
         ({"dim": 0}, "dim must be 1 or more, got 0"),
         ({"dim": 4, "axes": 3}, r"2 pairs \(4 features\).*3 axes"),
         ({"dim": 4, "axes": 0}, "axes must be a number of 1 or more.*got 0"),
-        ({"dim": 4, "base": -1.0}, "base must be above 0, got -1.0"),
+        ({"dim": 4, "base": -1.0}, "base must be above 0 and finite, got -1.0"),
     ],
 )
 def test_bad_arguments(arguments, message):

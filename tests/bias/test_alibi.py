@@ -176,3 +176,19 @@ def test_queries_and_keys_are_both_checked(unchecked, swap):
     pair = [sequence(4), sequence(4).half()]
     with pytest.raises(TypeError, match="float16"):
         ALiBi(3)(*(reversed(pair) if swap else pair))
+
+
+@pytest.mark.parametrize("start", [2**24, 1_700_000_000])
+def test_distances_are_exact_far_out(start):
+    places = mmpos.positions.sequence(3, start=start)
+    assert torch.equal(
+        mmpos.ALiBi(2)(places, places), mmpos.ALiBi(2)(places - start, places - start)
+    )
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "l1", "linf"])
+def test_positions_have_finite_gradients(distance):
+    """At distance 0 too, where a root has none."""
+    places = mmpos.positions.grid(2, 3).float().requires_grad_()
+    mmpos.ALiBi(2, 2, distance=distance)(places, places).sum().backward()
+    assert places.grad is not None and places.grad.isfinite().all()

@@ -42,7 +42,10 @@ def test_any_grid_of_whole_patches(size):
     [
         ({"questions": {}}, "at least one question"),
         ({"pool": "max"}, "pool must be 'mean' or 'token', got 'max'"),
-        ({"pool": "token"}, "pool='token' needs a class token: pass class_token=True"),
+        (
+            {"pool": "token"},
+            "pool='token' reads a class token that sees all others: pass class_token=True",
+        ),
     ],
 )
 def test_bad_arguments(unchecked, arguments, message):

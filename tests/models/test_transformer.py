@@ -235,7 +235,11 @@ def test_a_slot_takes_the_encoding_itself():
     ("arguments", "message"),
     [
         ({"size": "huge"}, "size must be one of.*'base'.*got 'huge'"),
-        ({"registers": -1}, "registers must be 0 or more, got -1"),
+        ({"registers": -1}, "sizes of 1 or more.*registers=-1"),
+        ({"depth": 0}, "sizes of 1 or more, got .*'depth': 0"),
+        ({"heads": -4}, "sizes of 1 or more, got .*'heads': -4"),
+        ({"kv_heads": 0}, "heads of kv_heads=0"),
+        ({"depth": 1, "drop_path": 5.0}, "at least 0 and below 1, got 5.0"),
         ({"dim": 50, "heads": 3}, "dim=50 must be a multiple of heads=3"),
         ({"drop_path": 1.0, "depth": 2}, "at least 0 and below 1, got 1.0"),
         ({"rotary": mmpos.RotaryEncoding(32)}, "RotaryEncoding.*head_dim=32.*needs 16"),
@@ -248,11 +252,11 @@ def test_bad_arguments(unchecked, arguments, message):
         Transformer(1, **{"dim": 48, "depth": 1, "heads": 3, **arguments})
 
 
-@pytest.mark.parametrize("shape", [(5, 1), (6, 2), (2, 5, 1), (1,)])
+@pytest.mark.parametrize("shape", [(5, 1), (6, 2), (2, 5, 1), (1,), (3, 6, 1)])
 def test_positions_that_do_not_fit(unchecked, shape):
     model = Transformer(1, dim=8, depth=1, heads=2)
     with pytest.raises(
-        ValueError, match=r"6 tokens have positions of shape.*expected \[..., 6, 1\]"
+        ValueError, match=r"2 rows of 6 tokens have positions of.*expected \(6, 1\) or \(2, 6, 1\)"
     ):
         model(torch.randn(2, 6, 8), torch.zeros(shape))
 
@@ -261,3 +265,16 @@ def test_segments_with_prefix_tokens():
     model = Transformer(1, dim=8, depth=1, heads=2, class_token=True)
     with pytest.raises(ValueError, match="segments cannot be combined with class or register"):
         model(torch.randn(1, 4, 8), sequence(4), segments=torch.zeros(1, 4).long())
+
+
+@pytest.mark.parametrize(
+    ("place", "encoding", "message"),
+    [
+        ("additive", mmpos.ALiBi, "takes an AdditiveEncoding, got ALiBi"),
+        ("rotary", mmpos.SinusoidalEncoding, "takes an RotaryEncoding, got SinusoidalEncoding"),
+        ("bias", mmpos.RotaryEncoding, "takes an AttentionBias, got RotaryEncoding"),
+    ],
+)
+def test_an_encoding_in_the_wrong_place(unchecked, place, encoding, message):
+    with pytest.raises(TypeError, match=message):
+        Transformer((2, 3), dim=48, heads=4, depth=1, **{place: encoding})

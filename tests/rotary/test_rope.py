@@ -122,7 +122,7 @@ def test_a_disturbance_in_training_is_one_for_all_tokens():
         ({"head_dim": 16, "rotary_dim": 0}, "head_dim=16, got 0: pass rotary_dim=2"),
         ({"head_dim": 4, "axes": 3}, r"2 pairs \(4 features\) cannot be divided among 3 axes"),
         ({"head_dim": 16, "axes": 0}, "axes must be a number of 1 or more"),
-        ({"head_dim": 16, "base": 0.0}, "base must be above 0, got 0.0"),
+        ({"head_dim": 16, "base": 0.0}, "base must be above 0 and finite, got 0.0"),
         ({"head_dim": 16, "layout": "llama"}, "layout must be one of.*half.*got 'llama'"),
     ],
 )
@@ -135,5 +135,36 @@ def test_heads_that_do_not_fit_the_rotation(unchecked):
     rotation = RotaryEncoding(16)(sequence(7))
     with pytest.raises(ValueError, match="x has 8 features in a head, the rotation turns 16"):
         mmpos.rotate(torch.randn(1, 3, 7, 8), rotation)
-    with pytest.raises(ValueError, match=r"x has 3 tokens \(shape \(1, 7, 3, 16\).*is for 7"):
+    with pytest.raises(
+        ValueError, match=r"x has shape \(1, 7, 3, 16\).*rotation is for .* = \(1, 7\)"
+    ):
         mmpos.rotate(torch.randn(1, 7, 3, 16), rotation)
+
+
+@pytest.mark.parametrize(
+    ("x", "positions"),
+    [((2, 7, 16), (2, 7, 1)), ((1, 3, 7, 16), (2, 7, 1)), ((3, 7, 16), (2, 7, 1))],
+)
+def test_heads_are_not_grown_to_the_batch_of_the_rotation(unchecked, x, positions):
+    with pytest.raises(ValueError, match=r"x has shape .*, the rotation is for"):
+        mmpos.rotate(torch.randn(x), RotaryEncoding(16)(torch.zeros(positions)))
+
+
+def test_what_cannot_be_turned(unchecked):
+    rotation = RotaryEncoding(4)(sequence(2))
+    with pytest.raises(TypeError, match=r"must be floating to be turned, got torch.int64"):
+        mmpos.rotate(torch.ones(1, 1, 2, 4, dtype=torch.long), rotation)
+    with pytest.raises(ValueError, match=r"layout must be one of .* got 'interleavd'"):
+        mmpos.rotate(torch.ones(1, 1, 2, 4), rotation._replace(layout="interleavd"))
+
+
+@pytest.mark.parametrize("start", [4096, 100_000, 10**6, 2**24, 1_700_000_000])
+def test_angles_are_exact_far_out(start):
+    """To the rounding of a float32 cosine, for every pair: seconds since 1970 are positions too."""
+    cos, sin, _ = RotaryEncoding(16)(sequence(5, start=start))
+    for row, position in enumerate(range(start, start + 5)):
+        for pair in range(8):
+            angle = math.fmod(position * 10000 ** (-pair / 8), 2 * math.pi)
+            bound = 1e-7 + 3e-16 * position
+            assert abs(cos[0, row, pair].item() - math.cos(angle)) < bound
+            assert abs(sin[0, row, pair].item() - math.sin(angle)) < bound

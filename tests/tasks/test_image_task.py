@@ -110,6 +110,26 @@ def test_checkpoint_records_the_version(tmp_path: Path) -> None:
     assert stored["mmpos_version"] == mmpos.__version__
 
 
+@pytest.mark.parametrize("option", [{"lr": math.inf}, {"lr": -1.0}, {"weight_decay": -0.1}])
+def test_rates_that_are_no_rates(option: dict) -> None:
+    with pytest.raises(ValueError, match="must be 0 or more and finite"):
+        make(**option)
+
+
+def test_a_question_by_a_name_that_a_module_cannot_have() -> None:
+    for name in ("type", "a.b", ""):
+        with pytest.raises(ValueError, match=r"plain name and 1 answer or more"):
+            make(classes={name: ["x", "y"]})
+
+
+def test_a_callable_transformer_must_be_given_again_at_loading(tmp_path: Path) -> None:
+    """It is not stored, and an encoding without parameters would be lost without a word."""
+    trainer = quiet(tmp_path, enable_checkpointing=True)
+    trainer.fit(make(), batches(), batches(seed=1))
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'transformer'"):
+        ImageClassification.load_from_checkpoint(trainer.checkpoint_callback.best_model_path)
+
+
 def test_starting_weights_are_loaded_once_and_not_over_a_resumed_run(tmp_path: Path) -> None:
     donor = make()
     torch.save(donor.network.state_dict(), tmp_path / "start.pt")
@@ -154,10 +174,14 @@ class StopAfter(L.Callback):
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_resuming_equals_an_uninterrupted_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drop_path", [0.0, 0.5])
+def test_resuming_equals_an_uninterrupted_run(drop_path: float, tmp_path: Path) -> None:
+    """Dropped paths too: the noise of a step follows from the step."""
+    encoder = partial(Transformer, size="nano", depth=2, drop_path=drop_path)
+
     def run(folder: str, ckpt_path: str | None = None, *callbacks: L.Callback):
         torch.manual_seed(3)
-        task = make(warmup=0.25, lr=1e-2)
+        task = make(warmup=0.25, lr=1e-2, transformer=encoder)
         trainer = quiet(
             tmp_path / folder,
             max_epochs=4,
@@ -205,7 +229,7 @@ def test_a_resumed_run_obeys_the_rate_decay_and_length_it_is_given(tmp_path: Pat
     [
         ({"classes": {"what": ["only"]}}, r"question 'what' needs two answers or more"),
         ({"ema": 1.5}, r"decay between 0 and 1.* got 1.5"),
-        ({"pool": "token"}, r"pool='token' needs a class token"),
+        ({"pool": "token"}, r"pool='token' reads a class token"),
     ],
 )
 def test_bad_options(options: dict, message: str) -> None:
@@ -222,6 +246,14 @@ def test_labels_beyond_the_answers(tmp_path: Path) -> None:
     task = make(classes={"what": ["a", "b"], "where": ["left", "right"]})
     with pytest.raises(ValueError, match=r"label 2 for 'what', the model has 2 answers"):
         quiet(tmp_path).fit(task, batches(), batches(seed=1))
+
+
+@pytest.mark.parametrize("wrong", [-1, 3])
+def test_a_wrong_label_in_a_later_batch(wrong: int, tmp_path: Path) -> None:
+    loader = batches()
+    loader.dataset[-1][1]["what"].fill_(wrong)
+    with pytest.raises(ValueError, match=rf"label {wrong} for 'what', the model has 3 answers"):
+        quiet(tmp_path).fit(make(), loader, batches(seed=1))
 
 
 def test_other_questions_than_the_data_answers(tmp_path: Path) -> None:
