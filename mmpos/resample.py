@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 Mode = Literal["nearest", "bilinear", "bicubic"]
-Fit = Literal["resize", "crop", "center"]
+Fit = Literal["resize", "crop", "center", "extend"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,10 @@ class Resampling:
         offset: added to a new size before the ratio is formed, also on an axis whose size stays
             when another changes; 0.1 is DINOv2's first release.
         fit: for each axis, or all: ``resize``; or leave rows as they are, for a change of the field
-            of view rather than of resolution: ``crop`` keeps the first cells, ``center`` the middle
-            ones, cell ``old // 2`` at ``new // 2``. An axis that grows is always resized.
+            of view rather than of resolution. An axis that shrinks keeps its first cells with
+            ``crop`` and ``extend``, its middle ones with ``center`` (AST, arXiv:2104.01778, sec.
+            2.2). One that grows is resized, but with ``extend`` goes on with copies from its first
+            cell (Longformer, arXiv:2004.05150, sec. 5).
 
     Raises: ValueError for unknown names, for align_corners with ``nearest`` or an offset, and for
     a cubic constant without ``bicubic``, which mean nothing, and for a negative offset.
@@ -91,6 +93,8 @@ class Resampling:
         if new <= old and fit != "resize":
             first = old // 2 - new // 2 if fit == "center" else 0
             return (cells + first == columns).double()
+        if fit == "extend":
+            return (cells % old == columns).double()
         if old == new and not self.offset:
             return (cells == columns).double()
         if self.align_corners:

@@ -3,8 +3,8 @@
     python scripts/resolution_sweep.py CHECKPOINT [CHECKPOINT …] --sizes 16 24 32 48 64
 
 Each checkpoint is tested on the scenes of its own data, rendered at each size, with no fine-tuning
-and the whole canvas in view. A learned table is resized; a rotary encoding is tested with its own
-coordinates and, with the same weights, scaled to the training grid. Writes a CSV and a PNG, and
+and the whole canvas in view. A learned table is resized; an encoding that reads coordinates is
+tested with its own and, with the same weights, with coordinates scaled to the training grid. Writes a CSV and a PNG, and
 prints a table: accuracy by size, the trained size marked, the area under the curve over the
 logarithm of the size, and the worst drop from the trained size.
 """
@@ -46,10 +46,13 @@ def models(path: Path, size: int) -> Iterator[tuple[str, ImageClassification]]:
     if (table := getattr(transformer.additive, "resampling", None)) is not None:
         name += f", table resized ({table})"
     yield name, task
-    if transformer.rotary is not None:
+    readers = [slot for slot in used if hasattr(slot, "coordinates")]
+    if readers:
         stored = torch.load(path, map_location="cpu", weights_only=True)["hyper_parameters"]
         pairs = zip(stored["image_size"], stored["patch_size"], strict=True)
-        transformer.rotary.coordinates = Scaled([pixels // patch for pixels, patch in pairs])
+        grid = [pixels // patch for pixels, patch in pairs]
+        for slot in readers:
+            slot.coordinates = Scaled(grid)
         yield f"{name}, coordinates scaled to the training grid", task
 
 
