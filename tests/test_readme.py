@@ -15,12 +15,29 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_reuse_example_runs_and_is_ten_lines() -> None:
-    (code,) = blocks("python")
+def test_the_examples_run_and_the_first_is_ten_lines() -> None:
+    first, model, own = blocks("python")
+    assert len([line for line in first.splitlines() if line.strip()]) <= 10
     names: dict = {}
-    exec(code, names)
+    exec(first, names)
     assert names["out"].shape == (8, 6, 196, 64)
-    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    exec(model, names)
+    assert names["encoded"].shape == (1, 400, 384)
+    exec(own, names)
+    places = mmpos.positions.join(mmpos.positions.absent(1, 2), mmpos.positions.grid(2, 4))
+    bias = names["Nearby"](3, 2)(places, places)
+    assert bias.shape == (3, 9, 9) and bias[0, 0].eq(0).all() and bias[0, 1, -1] == -1
+
+
+def test_the_config_of_an_encoding_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (config,) = blocks("yaml")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_bias.py").write_text(blocks("python")[2])
+    (tmp_path / "mine.yaml").write_text(config)
+    args = ["fit", "--config", "image", "--config", "mine.yaml", "--trainer.fast_dev_run=1"]
+    assert cli.main([*args, "--trainer.accelerator=cpu"]) == 0
 
 
 def test_every_encoding_has_its_row() -> None:

@@ -46,11 +46,12 @@ class AttentionBias(nn.Module, ABC):
         q, k = self._read(queries, keys, extent)
         heads = torch.arange(self.heads, device=q.device)[:, None, None]
         axes = range(q.shape[-1])
-        return self.score(
+        bias = self.score(
             [q[..., None, :, None, axis] for axis in axes],
             [k[..., None, None, :, axis] for axis in axes],
             heads,
-        ).float()
+        )
+        return bias.float().expand(*bias.shape[:-3], self.heads, q.shape[-2], k.shape[-2])
 
     def score_mod(
         self,
