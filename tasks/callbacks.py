@@ -1,6 +1,7 @@
 """Callbacks of the command: a table of predictions, settings in checkpoints, the first batch."""
 
 import csv
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,20 +22,23 @@ class PredictionWriter(BasePredictionWriter):
     ``<question>_probability``. Rows are in the order of the data set, each once, whatever the
     number of processes. Existing files are replaced.
 
-    Raises: TypeError for predictions of another form.
+    Raises: TypeError for predictions of another form; OSError for a path that cannot be written.
     """
 
     def __init__(self, path: str = "predictions.csv") -> None:
         super().__init__(write_interval="batch")
         self.path = Path(path)
+        if self.path.is_dir():
+            raise IsADirectoryError(f"predictions go to a file, {path} is a folder")
+        above = next(part for part in self.path.absolute().parents if part.exists())
+        there = self.path if self.path.exists() else above
+        if not above.is_dir() or not os.access(there, os.W_OK):
+            raise PermissionError(f"predictions cannot be written to {path}")
         self._rows: list[tuple[tuple[int, int], dict[str, str]]] = []
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forgets an earlier call's rows; a path that cannot be written fails before the work."""
+        """Forgets an earlier call's rows."""
         self._rows = []
-        if trainer.is_global_zero:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.touch()
 
     def write_on_batch_end(
         self,
@@ -76,6 +80,7 @@ class PredictionWriter(BasePredictionWriter):
         rows = [
             cells for _, cells in sorted((r for part in parts for r in part), key=lambda r: r[0])
         ]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, rows[0] if rows else ["file"])
             writer.writeheader()
@@ -83,10 +88,21 @@ class PredictionWriter(BasePredictionWriter):
 
 
 class RunSettings(Callback):
-    """Records the trainer's settings in each checkpoint, so that a run can go on from it alone."""
+    """Records the trainer's settings in each checkpoint, so that a run can go on from it alone.
+
+    Raises: ValueError for ``ckpt_path`` "last" where there is none.
+    """
 
     def __init__(self) -> None:
         self.trainer: dict[str, Any] = {}
+        self.ckpt_path: str | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuses to begin anew what was to go on."""
+        if self.ckpt_path == "last" and not trainer.ckpt_path:
+            raise ValueError("--ckpt_path last: there is no last checkpoint to go on with")
+
+    on_validation_start = on_test_start = on_predict_start = on_fit_start
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -96,22 +112,34 @@ class RunSettings(Callback):
 
 
 class FirstBatch(Callback):
-    """Notes that a first batch has reached the model: ``reached`` is True from then on."""
+    """Notes whether the stage under way has done a batch, and whether training has."""
 
     def __init__(self) -> None:
+        self.reached = self.trained = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begins anew, as each stage does."""
         self.reached = False
 
-    def on_train_batch_start(
+    on_validation_start = on_test_start = on_predict_start = on_train_start
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """After each step of training."""
+        self.reached = self.trained = True
+
+    def on_validation_batch_end(
         self,
         trainer: Trainer,
         pl_module: LightningModule,
+        outputs: Any,
         batch: Any,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Before each step, of training or another stage."""
+        """After each batch of another stage."""
         self.reached = True
 
-    on_validation_batch_start = on_train_batch_start  # type: ignore[assignment]
-    on_test_batch_start = on_train_batch_start  # type: ignore[assignment]
-    on_predict_batch_start = on_train_batch_start  # type: ignore[assignment]
+    on_test_batch_end = on_validation_batch_end
+    on_predict_batch_end = on_validation_batch_end

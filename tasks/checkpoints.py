@@ -1,5 +1,6 @@
 """What a checkpoint recorded about its run: read as the lowest layer of settings, and compared."""
 
+import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,10 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 import yaml
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from tasks.configs import CommandError
 
-_UNREADABLE = (RuntimeError, EOFError, OSError, KeyError, ValueError)
 SPECIAL = ("last", "best", "hpc", "registry")  # Lightning finds the file itself
 
 
@@ -30,8 +32,9 @@ def is_file(path: str) -> bool:
     """Whether ``path`` should be a file here: not a name that Lightning resolves, nor remote, nor
     a folder of shards.
     """
+    shards = any((Path(path) / name).exists() for name in (".metadata", "meta.pt"))
     special = path.partition(":")[0] in SPECIAL or "://" in path
-    return path not in ("", "null") and not special and not Path(path).is_dir()
+    return path not in ("", "null") and not special and not shards
 
 
 def recorded(path: str, linked_names: tuple[str, ...], *, trainer: bool) -> Recorded:
@@ -43,6 +46,13 @@ def recorded(path: str, linked_names: tuple[str, ...], *, trainer: bool) -> Reco
     Raises: CommandError for a file that is missing, damaged, or no Lightning checkpoint.
     """
     content = _load(path)
+    try:
+        return _settings(content, linked_names, trainer=trainer)
+    except (TypeError, ValueError, AttributeError, yaml.YAMLError):  # no command has written it
+        return Recorded({}, "", {})
+
+
+def _settings(content: Mapping, linked_names: tuple[str, ...], *, trainer: bool) -> Recorded:
     settings: dict[str, dict[str, Any]] = {}
     linked: dict[str, Any] = {}
     for section, key in (("model", "hyper_parameters"), ("data", "datamodule_hyper_parameters")):
@@ -56,11 +66,7 @@ def recorded(path: str, linked_names: tuple[str, ...], *, trainer: bool) -> Reco
             settings[section] = {"class_path": class_path, "init_args": values}
     if trainer and content.get("mmpos_trainer"):
         settings["trainer"] = dict(content["mmpos_trainer"])
-    try:
-        text = yaml.safe_dump(settings) if settings else ""
-    except yaml.representer.RepresenterError:  # objects: no command line has made this checkpoint
-        return Recorded({}, "", linked)
-    return Recorded(settings, text, linked)
+    return Recorded(settings, yaml.safe_dump(settings) if settings else "", linked)
 
 
 def architecture(path: str) -> str:
@@ -75,20 +81,23 @@ def architecture(path: str) -> str:
         parts = {name: settings[name] for name in ("transformer", "pool") if name in settings}
         model = {"class_path": settings["_class_path"], "init_args": parts}
         return yaml.safe_dump({"model": model})
-    except (*_UNREADABLE, UnpicklingError, TypeError, yaml.representer.RepresenterError):
+    except Exception:  # of a file of something else, torch raises anything
         return ""
 
 
 def _load(path: str) -> Mapping[str, Any]:
+    if Path(path).is_dir():
+        raise CommandError(f"--ckpt_path {path}: a folder, expected a checkpoint file")
     if not Path(path).is_file():
         raise CommandError(f"--ckpt_path {path}: no such file")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError as error:
-        if zipfile.is_zipfile(path):  # hyper-parameters that are objects: none can be shown as YAML
-            return {}
-        raise CommandError(f"--ckpt_path {path}: not a checkpoint, or a damaged one") from error
-    except _UNREADABLE as error:
+    except Exception as error:  # of a file of something else, torch raises anything
+        if isinstance(error, UnpicklingError) and zipfile.is_zipfile(path):
+            raise CommandError(
+                f"--ckpt_path {path}: holds Python objects, expected a checkpoint of tensors and "
+                "plain settings (if you trust it, give the whole job and --weights_only false)"
+            ) from error
         raise CommandError(f"--ckpt_path {path}: not a checkpoint, or a damaged one") from error
     if not isinstance(content, Mapping) or "pytorch-lightning_version" not in content:
         raise CommandError(
@@ -96,6 +105,23 @@ def _load(path: str) -> Mapping[str, Any]:
             f"to begin with its weights use --model.weights {path}"
         )
     return content
+
+
+def best(trainer: Trainer) -> str:
+    """Path of the best checkpoint of a fit: of the first callback that monitors something, else of
+    the first; "" if there is none.
+    """
+    callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+    callbacks.sort(key=lambda callback: callback.monitor is None)
+    paths = [path for c in callbacks[:1] for path in (c.best_model_path, c.last_model_path)]
+    return next((path for path in paths if path and Path(path).exists()), "")
+
+
+def newest(trainer: Trainer) -> str:
+    """Path of the checkpoint that a fit saved last; "" if there is none."""
+    callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+    paths = [path for c in callbacks for path in (c.best_model_path, c.last_model_path)]
+    return max((p for p in paths if p and Path(p).exists()), key=os.path.getmtime, default="")
 
 
 def differences(old: Any, new: Any, path: str = "model") -> Iterator[str]:

@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with ``argv`` (default: the process's arguments); gives the exit status.
 
     A user's mistake is one line on stderr: status 2 if it is in the arguments or a config file,
-    else 1. What is raised after the first batch keeps its traceback.
+    else 1, or a shell's for a signal that stopped the run. What is raised after the first batch
+    keeps its traceback.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -88,6 +89,8 @@ def _run(command: str, args: list[str]) -> None:
         )
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a user's own classes can be named in a config
+    # Threads that wait for work by spinning cost five times the work itself on a busy machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from tasks import command as lightning
 
     lightning.run(command, files, others)

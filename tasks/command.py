@@ -1,15 +1,15 @@
 """``mmpos fit``, ``validate``, ``test`` and ``predict``: a LightningCLI."""
 
-import importlib
 import inspect
 import logging
 import sys
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
+import yaml
 from jsonargparse import Namespace
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -31,12 +31,15 @@ def run(command: str, files: list[str], others: list[str]) -> None:
     _silence(command)
     given = [setting for file in files for setting in configs.read(file)]
     given += configs.typed(others)
+    configs.check_sections(given)
     recorded = None
-    path = configs.last("ckpt_path", given)
-    if path and checkpoints.is_file(path.value):
-        recorded = checkpoints.recorded(path.value, LINKED, trainer=command == "fit")
-        given = [*configs.settings(recorded.text, f"recorded in {path.value}"), *given]
-    weights = errors.find("model.weights", given)
+    asked = configs.last("ckpt_path", given)
+    path = asked.value if asked and asked.value != "null" else ""
+    trusted = configs.last("weights_only", given)  # then Python objects may stand in for settings
+    if checkpoints.is_file(path) and not (trusted and trusted.value.lower() == "false"):
+        recorded = checkpoints.recorded(path, LINKED, trainer=command == "fit")
+        given = [*configs.settings(recorded.text, f"recorded in {path}"), *given]
+    weights = configs.find("model.weights", given)
     architecture = checkpoints.architecture(weights.value) if weights and not path else ""
     first_batch = FirstBatch()
     try:
@@ -55,6 +58,7 @@ def _silence(command: str) -> None:
     """Leaves out advertisements, and warnings that a user of the command can do nothing about."""
     for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed"):
         logging.getLogger(f"lightning.{name}").addFilter(_tells_something)
+    warnings.filterwarnings("ignore", ".*there is no last checkpoint available")  # our own error
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
     if command != "fit":  # which asks the checkpoint for weights only
         warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`, callbacks used")
@@ -85,6 +89,8 @@ class Command(LightningCLI):
     ) -> None:
         self.given = given
         self.recorded = recorded
+        self.first_batch = first_batch
+        self.begun = yaml.safe_load(architecture)["model"]["init_args"] if architecture else {}
         self.lowest = recorded.text if recorded else architecture
         self.writer: PredictionWriter | None = None
         self.run_settings = RunSettings()
@@ -175,6 +181,7 @@ class Command(LightningCLI):
             self._tell([f"{line}: only what you gave is used"])
         settings = self.config[command]
         self._check_sections(vars(settings))
+        errors.refuse_nulls(settings, self._parser(command), self.given)
         if self.recorded:
             self._leave_out_weights(settings.model.get("init_args", Namespace()))
 
@@ -201,9 +208,12 @@ class Command(LightningCLI):
         """Says in what the settings depart from the checkpoint's, and keeps the trainer's."""
         self._dump_config()
         self.run_settings.trainer = self.config_dump["trainer"]
+        self.run_settings.ckpt_path = self._get(self.config, "ckpt_path")
+        model = self.config_dump["model"]
         if self.recorded and "model" in self.recorded.settings:
-            model = self.config_dump["model"]
             self._tell(checkpoints.differences(self.recorded.settings["model"], model))
+        elif self.begun:
+            self._tell(checkpoints.differences(self.begun, model.get("init_args", {})))
 
     def after_instantiate_classes(self) -> None:
         """Says in what the data departs from the data that the checkpoint's model had seen."""
@@ -230,6 +240,22 @@ class Command(LightningCLI):
                 self.trainer_defaults["callbacks"].append(self.writer)
         return super().instantiate_trainer(**kwargs)
 
+    def _run_subcommand(self, subcommand: str) -> None:
+        settings = self.config[subcommand]
+        begun = settings.ckpt_path or settings.model.get("init_args", Namespace()).get("weights")
+        if subcommand != "fit" and not begun:
+            self._tell(["the model is untrained: give --ckpt_path FILE, or --model.weights FILE"])
+        try:
+            super()._run_subcommand(subcommand)
+        except SystemExit as stop:
+            saved = checkpoints.newest(self.trainer) if subcommand == "fit" else ""
+            error = errors.stopped(stop, summary.command("fit", saved) if saved else "")
+            if error is None:
+                raise
+            if not self.trainer.is_global_zero:
+                raise SystemExit(error.status) from stop
+            raise error from stop
+
     def after_predict(self) -> None:
         """Tells where the predictions are."""
         if self.writer and self.trainer.is_global_zero:
@@ -239,10 +265,13 @@ class Command(LightningCLI):
         """Tests the best checkpoint where there is test data, and tells what came of the run."""
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
+        if self.trainer.ckpt_path and not self.first_batch.trained:
+            raise CommandError(
+                f"nothing was trained: the run of {self.trainer.ckpt_path} had come to its end; "
+                f"to go on raise --trainer.max_epochs (now {self.trainer.max_epochs})"
+            )
         log_dir = self.trainer.log_dir  # a collective call: for all processes
-        callback = self.trainer.checkpoint_callback
-        found = [getattr(callback, f"{which}_model_path", "") for which in ("best", "last")]
-        best = next((path for path in found if path and Path(path).exists()), "")
+        best = checkpoints.best(self.trainer)
         metrics: dict[str, float] = {}
         if (
             self._get(self.config, "test_after_fit")
@@ -261,12 +290,10 @@ class Command(LightningCLI):
 
 
 def _required(class_path: str, name: str) -> bool:
-    module, _, leaf = class_path.rpartition(".")
-    parameters = inspect.signature(getattr(importlib.import_module(module), leaf)).parameters
+    parameters = inspect.signature(resolve_name(class_path)).parameters
     return name in parameters and parameters[name].default is inspect.Parameter.empty
 
 
 def _tuples(value: Any) -> Any:
-    if isinstance(value, Namespace):
-        value = value.as_dict()
+    value = value.as_dict() if isinstance(value, Namespace) else value
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

@@ -1,6 +1,7 @@
 """Shipped configs: where they lie, what they are called, and what a user meant by a name."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -28,6 +29,43 @@ class Given(NamedTuple):
 def last(path: str, given: list[Given]) -> Given | None:
     """The setting ``path`` as it was given last, and so holds; None if it was not given."""
     return next((setting for setting in reversed(given) if setting.path == path), None)
+
+
+def find(path: str, given: list[Given], value: str | None = None) -> Given | None:
+    """The last setting with the leaf of ``path`` below its other levels, in their order; where
+    ``value`` is given, of this value.
+    """
+    keys = path.split(".")
+
+    def fits(setting: Given) -> bool:
+        levels = iter(setting.path.split("."))
+        same_leaf = setting.path.rpartition(".")[2] == keys[-1]
+        within = all(key in levels for key in keys)
+        return same_leaf and within and value in (None, setting.value)
+
+    return next((setting for setting in reversed(given) if fits(setting)), None)
+
+
+def place_of(path: str, given: list[Given], value: str | None = None) -> str:
+    """``path`` with the place where it was given."""
+    setting = find(path, given, value)
+    return place(setting) if setting else path
+
+
+def check_sections(given: list[Given]) -> None:
+    """Raises CommandError where trainer, model or data is neither settings nor a name."""
+    for setting in given:
+        if setting.path in ("trainer", "model", "data") and setting.value:
+            with suppress(yaml.YAMLError):
+                if not isinstance(yaml.safe_load(setting.value), dict | str):
+                    raise CommandError(
+                        f"{place(setting)}: expected settings, got {setting.value}", 2
+                    )
+
+
+def place(setting: Given) -> str:
+    """A setting's path and, where it was not typed, its file and line."""
+    return setting.path + (f" ({setting.where})" if setting.where else "")
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -153,6 +191,10 @@ def _walk(node: yaml.Node, path: str, file: str) -> Iterator[Given]:
             )
     for key, value in node.value:
         inner = path
+        if key.value == "init_args" and not isinstance(value, yaml.MappingNode):
+            raise CommandError(
+                f"{path}.init_args ({named[key.value]}): expected settings, got {_text(value)}", 2
+            )
         if key.value not in ("class_path", "init_args", "dict_kwargs"):
             inner = f"{path}.{key.value}".lstrip(".")
         text = "" if isinstance(value, yaml.MappingNode) else _text(value)
@@ -162,7 +204,7 @@ def _walk(node: yaml.Node, path: str, file: str) -> Iterator[Given]:
 
 def _text(node: yaml.Node) -> str:
     if isinstance(node, yaml.ScalarNode):
-        return node.value
+        return "null" if node.tag.endswith(":null") else node.value
     return f"[{', '.join(_text(item) for item in node.value if isinstance(item, yaml.ScalarNode))}]"
 
 
@@ -174,7 +216,7 @@ def typed(args: list[str]) -> list[Given]:
             flag, equals, value = arg.partition("=")
             if not equals and index + 1 < len(args):
                 value = args[index + 1]
-            names = flag.removeprefix("--").split(".")
+            names = flag.removeprefix("--").removesuffix("+").split(".")
             path = ".".join(n for n in names if n not in ("class_path", "init_args", "help"))
             found.append(Given(path, value, ""))
     return found

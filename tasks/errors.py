@@ -1,18 +1,20 @@
 """From an exception of the parser, of building or of reading data to one line for the user."""
 
 import argparse
-import pkgutil
 import re
-import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pkgutil import resolve_name
 from traceback import walk_tb
-from types import ModuleType, UnionType
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
+from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from tasks import configs
+from tasks import configs, imports
 from tasks.configs import CommandError, Given
 
 LINKED = ("classes", "image_size", "patch_size", "channels")  # the model's, given by its data
@@ -52,24 +54,24 @@ def describe(error: ParseError, given: list[Given], command: str, others: list[s
     keys = [k for m in messages for k in re.findall(r'\AParser key "([^"]+)"', m)]
     path = ".".join(keys)
     parser, root, message = failed[-1].parser, chain[-1], str(failed[-1])
-    asked = find(path, given)
+    asked = configs.find(path, given)
     if asked and asked.path in {f"model.{name}" for name in LINKED}:
         return from_data(asked.path.removeprefix("model."), asked.value)
 
     for e in reversed(chain):
-        if isinstance(e, AttributeError | ModuleNotFoundError) and e.name:
-            return _unknown_class(e, path, given)
+        if line := imports.describe(e, path, given):
+            return line
     if found := re.search(r"Expected a dot import path string: (\S+)", str(root)):
-        return _unknown_short_name(found[1], path, given)
+        return imports.unknown_short_name(found[1], path, given)
     if found := re.search(r"Expected '(.+)' to be a subclass of <class '(.+)'>", str(root)):
-        return f"{_place(path, given, found[1])}: {found[1]} is not a {found[2]}"
+        return f"{configs.place_of(path, given, found[1])}: {found[1]} is not a {found[2]}"
     if found := re.search(r"option '([^']+)'", message, re.IGNORECASE):
         of_command: Parser | None = getattr(root, "subcommand_parser", None)
         return _unknown_key(found[1], keys, of_command or parser, given)
     if message.startswith("unrecognized arguments: "):
         return _unrecognized(message.split()[2], parser)
     if message.startswith("the following arguments are required: "):
-        return _required(message.partition(": ")[2], path, command)
+        return _required(message.partition(": ")[2], path, command, given)
     if message.endswith("expected one argument"):
         return f"{_without_value(others)} needs a value"
     if path and message.startswith("Parser key"):
@@ -79,7 +81,9 @@ def describe(error: ParseError, given: list[Given], command: str, others: list[s
 
 def from_data(name: str, value: object) -> str:
     """The line for a value that the model was given where its data decides."""
-    return f"model.{name} comes from the data: use --data.{name} {value}"
+    if name.endswith("_size"):
+        return f"model.{name} comes from the data: use --data.{name} {value}"
+    return f"model.{name} comes from the data, by its source: leave it out"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -88,77 +92,11 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def find(path: str, given: list[Given], value: str | None = None) -> Given | None:
-    """The last setting with the leaf of ``path`` below its other levels, in their order."""
-    keys = path.split(".")
-
-    def fits(setting: Given) -> bool:
-        levels = iter(setting.path.split("."))
-        same_leaf = setting.path.rpartition(".")[2] == keys[-1]
-        within = all(key in levels for key in keys)
-        return same_leaf and within and (value is None or setting.value == value)
-
-    return next((setting for setting in reversed(given) if fits(setting)), None)
-
-
-def _place(path: str, given: list[Given], value: str | None = None) -> str:
-    setting = find(path, given, value)
-    if setting is None:
-        return path
-    return setting.path + (f" ({setting.where})" if setting.where else "")
-
-
-def _unknown_class(
-    error: AttributeError | ModuleNotFoundError, path: str, given: list[Given]
-) -> str:
-    if isinstance(error, AttributeError):
-        module = error.obj
-        missing = f"{getattr(module, '__name__', '')}.{error.name}"
-        names = (
-            [f"{module.__name__}.{name}" for name in dir(module)]
-            if isinstance(module, ModuleType)
-            else []
-        )
-        what = "no such class"
-    else:
-        missing, what = str(error.name), "no such module"
-        names = _modules(missing.rpartition(".")[0])
-    named = [s for s in given if s.value == missing or s.value.startswith(missing + ".")]
-    if not named:
-        asked = find(path, given)
-        return f"{_place(path, given)}: importing {asked.value if asked else ''} failed: {error}"
-    near = configs.nearest(missing, names)
-    hint = f"; did you mean {near}{named[-1].value[len(missing) :]}?" if near else ""
-    place = named[-1].path + (f" ({named[-1].where})" if named[-1].where else "")
-    return f"{place}: {what}: {missing}{hint}"
-
-
-def _modules(parent: str) -> list[str]:
-    package = sys.modules.get(parent)
-    prefix = f"{parent}." if parent else ""
-    return [prefix + m.name for m in pkgutil.iter_modules(package.__path__ if package else None)]
-
-
-def _unknown_short_name(name: str, path: str, given: list[Given]) -> str:
-    import lightning.pytorch.callbacks
-    import lightning.pytorch.loggers
-
-    import mmpos
-    import tasks
-    import tasks.data
-
-    modules = (mmpos, tasks, tasks.data, lightning.pytorch.callbacks, lightning.pytorch.loggers)
-    full = {n: f"{m.__name__}.{n}" for m in reversed(modules) for n in dir(m) if n[0].isupper()}
-    near = full.get(configs.nearest(name, full) or "")
-    hint = f"; did you mean {near}?" if near else " (classes are named with their module)"
-    return f"{_place(path, given, name)}: no such class: {name}{hint}"
-
-
 def _unknown_key(
     key: str, keys: list[str], parser: argparse.ArgumentParser, given: list[Given]
 ) -> str:
     prefix = ".".join(keys)
-    place = _place(f"{prefix}.{key}".lstrip("."), given)
+    place = configs.place_of(f"{prefix}.{key}".lstrip("."), given)
     names = {a.dest for a in parser._actions if not a.dest.startswith(("print_", "help", "config"))}
     names = {n for n in names if not n.endswith(".help") and n not in LINKED}
     if not names:
@@ -180,13 +118,15 @@ def _unrecognized(argument: str, parser: argparse.ArgumentParser) -> str:
     return f"{flag}: no such option{configs.did_you_mean(flag, parser._option_string_actions)}"
 
 
-def _required(names: str, path: str, command: str) -> str:
+def _required(names: str, path: str, command: str, given: list[Given]) -> str:
     missing = [name.removeprefix(f"{command}.") for name in names.split(", ")]
     if path:
         return f"{path}: a value is needed for {', '.join(missing)}"
+    asked = configs.last("ckpt_path", given)
+    by = f" ({asked.value} records none)" if asked and asked.value != "null" else ""
     return (
-        f"no {' and no '.join(missing)} class is given: name a whole job first, such as "
-        "--config image (mmpos configs lists them)"
+        f"no {' and no '.join(sorted(missing))} class is given{by}: name a whole job first, "
+        "such as --config image (mmpos configs lists them)"
     )
 
 
@@ -200,7 +140,8 @@ def _without_value(others: list[str]) -> str:
 def _wrong_value(
     path: str, root: BaseException, parser: argparse.ArgumentParser, given: list[Given]
 ) -> str:
-    setting = find(path, given)
+    got = re.search(r"Got value: (.*)", str(root))  # of several layers, the one with this value
+    setting = (got and configs.find(path, given, got[1])) or configs.find(path, given)
     if path in ("model", "data") or setting is None:
         reason = str(root).partition("\n")[0].partition(". Got value: ")[0]
         return f"{path}: {reason}"
@@ -208,7 +149,7 @@ def _wrong_value(
     actions = [a for a in parser._actions if a.dest in (leaf, path)]
     hint = getattr(actions[0], "_typehint", None) if actions else None
     near = configs.did_you_mean(setting.value, map(str, _choices(hint)))
-    return f"{_place(path, given)}: expected {_type_name(hint)}, got {setting.value!r}{near}"
+    return f"{configs.place(setting)}: expected {_type_name(hint)}, got {setting.value!r}{near}"
 
 
 def _choices(hint: Any) -> list[Any]:
@@ -227,6 +168,38 @@ def _type_name(hint: Any) -> str:
     if isinstance(hint, type) and not get_args(hint):
         return hint.__name__
     return re.sub(r"\b(?:typing|collections\.abc)\.", "", str(hint))
+
+
+def refuse_nulls(settings: Namespace, parser: LightningArgumentParser, given: list[Given]) -> None:
+    """Raises CommandError for a given null that the type of its setting excludes.
+
+    jsonargparse takes it for a setting that is not given.
+    """
+    for action in parser._actions:
+        value = settings.get(action.dest)
+        _refuse_null(value, action.dest, getattr(action, "_typehint", Any), given)
+        _refuse_nulls_in(value, action.dest, given)
+
+
+def _refuse_nulls_in(node: Any, path: str, given: list[Given]) -> None:
+    for item in node if isinstance(node, list) else []:
+        _refuse_nulls_in(item, path, given)
+    if not isinstance(node, Namespace) or "class_path" not in node:
+        return
+    hints: dict[str, Any] = {}
+    with suppress(Exception):  # names that exist for type checkers only
+        made = resolve_name(node.class_path)
+        hints = get_type_hints(made.__init__ if isinstance(made, type) else made)
+    for name, value in vars(node.get("init_args", Namespace())).items():
+        _refuse_null(value, f"{path}.{name}", hints.get(name, Any), given)
+        _refuse_nulls_in(value, f"{path}.{name}", given)
+
+
+def _refuse_null(value: Any, path: str, hint: Any, given: list[Given]) -> None:
+    setting = configs.find(path, given) if value is None else None
+    if setting and hint is not Any and NoneType not in get_args(hint):
+        line = f"{configs.place(setting)}: expected {_type_name(hint)}, got null"
+        raise CommandError(line, 2)
 
 
 def early(error: Exception, given: list[Given]) -> CommandError | None:
@@ -250,7 +223,7 @@ def early(error: Exception, given: list[Given]) -> CommandError | None:
     if isinstance(cause, MisconfigurationException) and asked not in ("auto", "cpu"):
         reason = str(cause).rstrip("!. ")
         return CommandError(f"{reason}; without a GPU use --trainer.accelerator cpu")
-    return data(cause) or CommandError(str(cause) or type(cause).__name__)
+    return CommandError(_message(cause))
 
 
 def _modules_of(error: BaseException) -> list[str]:
@@ -259,11 +232,29 @@ def _modules_of(error: BaseException) -> list[str]:
     return [frame.f_globals.get("__name__", "") for frame, _ in frames] or [""]
 
 
+def stopped(stop: SystemExit, way_on: str) -> CommandError | None:
+    """One line for a run that a signal ended, with the status that a shell gives it."""
+    if isinstance(stop, SIGTERMException):
+        how, status = "SIGTERM", 143
+    elif isinstance(stop.__context__, KeyboardInterrupt):  # Lightning's exit
+        how, status = "Ctrl-C", 130
+    else:
+        return None
+    return CommandError(f"stopped by {how}" + (f"; to go on: {way_on}" if way_on else ""), status)
+
+
 def data(error: BaseException) -> CommandError | None:
     """One line for bad input found while reading data, or None for any other error."""
     if not isinstance(error, ValueError | OSError):
         return None
     if not any(name.startswith("torch.utils.data") for name in _modules_of(error)):
         return None
-    last = str(error).strip().splitlines()[-1]  # a worker process sends its traceback as text
-    return CommandError(re.sub(r"\A\w*(?:Error|Exception): ", "", last))
+    return CommandError(_message(error))
+
+
+def _message(error: BaseException) -> str:
+    text = str(error).strip()
+    if text.startswith("Caught ") and " in DataLoader worker " in text.partition("\n")[0]:
+        # a worker process sends its traceback as text
+        text = re.sub(r"\A[\w.]*(?:Error|Exception): ", "", text.splitlines()[-1])
+    return text or type(error).__name__

@@ -18,12 +18,17 @@ def print_fit(metrics: Mapping[str, float], checkpoint: str, log_dir: str | None
     if log_dir:
         lines.append(("logs", relative(log_dir)))
     if checkpoint:
-        lines.append(("next", f"mmpos test --ckpt_path {shlex.quote(relative(checkpoint))}"))
+        lines.append(("next", command("test", checkpoint)))
     width = max((len(name) for name, _ in lines), default=0)
     console = Console(highlight=False, markup=False, soft_wrap=True)  # paths stay whole
     console.print()
     for name, text in lines:
         console.print(f"{name:{width}}  {text}", style="bold" if name in metrics else None)
+
+
+def command(name: str, checkpoint: str) -> str:
+    """The command that uses a checkpoint, as a user would type it."""
+    return f"mmpos {name} --ckpt_path {shlex.quote(relative(checkpoint))}"
 
 
 def relative(path: str | Path) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from os import PathLike
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmpos.additive import LearnedEncoding
 
-_PREFIX = "network."
+_PREFIXES = ("_orig_mod.", "module.", "network.")  # of compiled, distributed and our modules
 
 
 def load_weights(network: nn.Module, path: str | PathLike, leave_out: Sequence[str] = ()) -> str:
@@ -26,14 +24,8 @@ def load_weights(network: nn.Module, path: str | PathLike, leave_out: Sequence[s
     Raises: FileNotFoundError if it is not there; ValueError if it holds no weights, or weights of
     another shape or of other names, with both named.
     """
-    state = _read(Path(path))
-    if any(name.startswith(_PREFIX) for name in state):
-        state = {
-            name.removeprefix(_PREFIX): value
-            for name, value in state.items()
-            if name.startswith(_PREFIX)
-        }
     here = network.state_dict()
+    state = _without_prefixes(_read(Path(path)), here)
     unknown = [part for part in leave_out if not any(name.startswith(part) for name in here)]
     if unknown:
         raise ValueError(
@@ -78,18 +70,35 @@ def load_weights(network: nn.Module, path: str | PathLike, leave_out: Sequence[s
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, expected a file with weights")
     if not path.is_file():
         raise FileNotFoundError(f"no file with weights at {path}")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).split("\n")[0]
-        raise ValueError(f"cannot read weights from {path}: {reason}") from error
+    except Exception as error:  # of a file of something else, these raise anything
+        raise ValueError(
+            f"cannot read weights from {path}: expected a checkpoint, a state dict or safetensors; "
+            "this is not one, or a damaged one"
+        ) from error
     state = content.get("state_dict", content) if isinstance(content, dict) else {}
-    if not state or not all(isinstance(value, Tensor) for value in state.values()):
+    plain = isinstance(state, dict) and all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()
+    )
+    if not state or not plain:
         raise ValueError(f"{path} holds no weights: expected a checkpoint or a state dict")
+    return state
+
+
+def _without_prefixes(state: dict[str, Tensor], names: Container[str]) -> dict[str, Tensor]:
+    """The entries below what wraps the network, by their names in it."""
+    while not any(name in names for name in state):
+        prefix = next((p for p in _PREFIXES if any(n.startswith(p) for n in state)), None)
+        if prefix is None:
+            break
+        state = {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
     return state
 
 

@@ -5,7 +5,7 @@ import functools
 import inspect
 from collections.abc import Sized
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import lightning as L
 import numpy as np
@@ -16,6 +16,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.data.transforms_factory import create_transform
 from torch.utils.data import DataLoader, Dataset
 
+from .options import per_channel, sizes
 from .pictures import Files, Plain, image_files, unreadable
 from .samplers import EpochSampler
 from .scenes import PARTS, Scenes, already_batched
@@ -23,6 +24,9 @@ from .sources import DOWNLOADABLE, class_names, own_splits
 from .splits import SPLITS, balanced, hold_out
 
 GREY_MEAN, GREY_STD = (0.2860,), (0.3530,)  # of Fashion-MNIST's training images
+
+Source = Literal["embedded", "folder", "FashionMNIST", "CIFAR10", "CIFAR100"]
+Scene = Literal["placed", "plain"]
 
 AUGMENTATIONS = sorted(
     set(inspect.signature(create_transform).parameters)
@@ -69,10 +73,10 @@ class Images(L.LightningDataModule):
 
     def __init__(
         self,
-        source: Literal["embedded", "folder", "FashionMNIST", "CIFAR10", "CIFAR100"] = "embedded",
+        source: Source = "embedded",
         root: str | Path | None = None,
         download: bool = False,
-        scene: Literal["placed", "plain"] | None = None,
+        scene: Scene | None = None,
         image_size: int | tuple[int, int] = 32,
         patch_size: int | tuple[int, int] = 4,
         batch_size: int = 64,
@@ -90,13 +94,16 @@ class Images(L.LightningDataModule):
         # plain strings, so that a checkpoint stays readable with weights_only=True
         root = None if root is None else str(root)
         predict_folder = None if predict_folder is None else str(predict_folder)
+        for name, value, choices in (("source", source, Source), ("scene", scene, Scene)):
+            if value is not None and value not in get_args(choices):
+                raise ValueError(f"{name} is {value!r}; expected one of {get_args(choices)}")
         scene = scene or ("placed" if source == "embedded" else "plain")
         self.save_hyperparameters()
         self.source = source
         self.root = None if root is None else Path(root)
         self.download = download
         self.scene = scene
-        self.image_size, self.patch_size = _sizes(image_size, patch_size)
+        self.image_size, self.patch_size = sizes(image_size, patch_size)
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.seed = seed
@@ -106,8 +113,8 @@ class Images(L.LightningDataModule):
         self.channels = 1 if source in ("embedded", "FashionMNIST") else 3
         self.mode = "L" if self.channels == 1 else "RGB"
         grey = self.channels == 1
-        self.mean = _per_channel("mean", mean, GREY_MEAN if grey else IMAGENET_DEFAULT_MEAN)
-        self.std = _per_channel("std", std, GREY_STD if grey else IMAGENET_DEFAULT_STD)
+        self.mean = per_channel("mean", mean, GREY_MEAN if grey else IMAGENET_DEFAULT_MEAN)
+        self.std = per_channel("std", std, GREY_STD if grey else IMAGENET_DEFAULT_STD)
         self.skip_broken = skip_broken
         self.predict_folder = None if predict_folder is None else Path(predict_folder)
         self._check()
@@ -183,7 +190,13 @@ class Images(L.LightningDataModule):
             if self.source == "folder" and self.skip_broken:
                 paths = [base.samples[index][0] for index in chosen]
                 readable = set(self._without_broken(paths))
-                chosen = chosen[[path in readable for path in paths]]
+                labels = targets["train" if base is bases["train"] else split]
+                before, chosen = chosen, chosen[[path in readable for path in paths]]
+                for label in np.setdiff1d(labels[before], labels[chosen]):
+                    raise ValueError(
+                        f"no image of class {base.classes[label]} in {split} can be read: "
+                        "repair them, or remove the class"
+                    )
             self._data[split] = self._dataset(split, base, chosen)
 
     def _dataset(self, split: str, base: Any, indices: np.ndarray) -> Dataset:
@@ -227,6 +240,8 @@ class Images(L.LightningDataModule):
         return [path for path in paths if path not in broken]
 
     def _loader(self, split: str) -> DataLoader:
+        if split not in self._data:
+            self.setup({"train": "fit", "val": "validate"}.get(split, split))
         data = self._data[split]
         assert isinstance(data, Sized)
         processes, rank = (
@@ -265,31 +280,3 @@ class Images(L.LightningDataModule):
 
     def predict_dataloader(self) -> DataLoader:
         return self._loader("predict")
-
-
-def _sizes(
-    image: int | tuple[int, int], patch: int | tuple[int, int]
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Height and width of image and patch. Raises ValueError where patches do not fill it."""
-    (height, width), (rows, columns) = (
-        (size, size) if isinstance(size, int) else tuple(size) for size in (image, patch)
-    )
-    if min(height, width, rows, columns) < 1:
-        raise ValueError(f"image_size {image} and patch_size {patch}: expected positive numbers")
-    if height % rows or width % columns:
-        smaller = max(height // rows, 1) * rows, max(width // columns, 1) * columns
-        larger = -(-height // rows) * rows, -(-width // columns) * columns
-        options = [size[0] if size[0] == size[1] else size for size in (smaller, larger)]
-        raise ValueError(
-            f"image_size {image} is not a multiple of patch_size {patch}; the nearest are "
-            + " and ".join(dict.fromkeys(str(option) for option in options))
-        )
-    return (height, width), (rows, columns)
-
-
-def _per_channel(
-    name: str, given: tuple[float, ...] | None, default: tuple[float, ...]
-) -> tuple[float, ...]:
-    if given is not None and len(given) != len(default):
-        raise ValueError(f"{name} is {given}; expected {len(default)} numbers, one a channel")
-    return tuple(given or default)

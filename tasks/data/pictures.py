@@ -17,9 +17,16 @@ Transform = Callable[[Image.Image], Tensor]
 
 
 def read_image(path: str, mode: str) -> Image.Image:
-    """The whole image, decoded, in PIL mode ``mode``. Raises ValueError where it cannot be read."""
+    """The whole image, decoded, in PIL mode ``mode``; of 16 bits the upper 8. Raises ValueError
+    where it cannot be read, or has 32 bits, whose range no file tells.
+    """
     try:
         with Image.open(path) as image:
+            if image.mode.startswith("I;16"):
+                upper = (np.asarray(image) // 256).astype(np.uint8)
+                return Image.fromarray(upper).convert(mode)
+            if image.mode in ("I", "F"):
+                raise ValueError("32 bits a pixel, expected 8 or 16")
             return image.convert(mode)
     except Exception as error:  # decoders of broken files raise anything
         raise ValueError(
@@ -30,6 +37,8 @@ def read_image(path: str, mode: str) -> Image.Image:
 
 def image_files(folder: Path) -> list[str]:
     """Paths of all image files below ``folder``, sorted. Raises FileNotFoundError if none."""
+    if folder.is_file():
+        raise NotADirectoryError(f"predict_folder {folder} is a file, expected a folder of images")
     if not folder.is_dir():
         raise FileNotFoundError(
             f"the folder {folder} to predict does not exist; give --data.predict_folder a folder "

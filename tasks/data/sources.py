@@ -12,6 +12,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes
 from .pictures import read_image
 from .splits import SPLITS
 
+SPELLINGS = {"training": "train", "valid": "val", "validation": "val", "testing": "test"}
 DOWNLOADABLE = {"FashionMNIST": FashionMNIST, "CIFAR10": CIFAR10, "CIFAR100": CIFAR100}
 
 CIFAR10_CLASSES: str = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -54,22 +55,31 @@ def _has_folders(folder: Path) -> bool:
 
 
 def split_folders(root: Path) -> dict[str, Path]:
-    """Splits of ``root``: its folders train, val and test as far as there are, else all of it as
-    train. Raises FileNotFoundError or ValueError where there is no training data.
+    """Splits of ``root``: its folders train, val and test as far as there are, in any case or also
+    called ``SPELLINGS``, else all of it as train. Raises OSError or ValueError where there is no
+    training data, or two folders for a split.
     """
+    if root.is_file():
+        raise NotADirectoryError(f"--data.root {root} is a file, expected a folder of images")
     if not root.is_dir():
         raise FileNotFoundError(
             f"the data folder {root} does not exist; give --data.root a folder with one folder of "
             "images for each class, or with train, val and test folders of such"
         )
     # a class may be called train: a split has folders of its own
-    found = {split: root / split for split in SPLITS if _has_folders(root / split)}
+    found: dict[str, Path] = {}
+    for folder in sorted(root.iterdir()):
+        split = SPELLINGS.get(folder.name.lower(), folder.name.lower())
+        if split in SPLITS and _has_folders(folder):
+            if split in found:
+                raise ValueError(f"{found[split]} and {folder} are both for {split}: remove one")
+            found[split] = folder
     if found and "train" not in found:
         raise ValueError(
             f"{root} has {' and '.join(found)} but no train folder; expected "
             "train/<class>/<image>, or <class>/<image> without splits"
         )
-    return found or {"train": root}
+    return {split: found[split] for split in SPLITS if split in found} or {"train": root}
 
 
 def folder_classes(root: Path) -> list[str]:

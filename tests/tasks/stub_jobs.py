@@ -1,5 +1,7 @@
 """Small jobs, as a user would write them in the current folder, that the command's tests name."""
 
+import os
+import signal
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -63,15 +65,20 @@ class Model(lightning.LightningModule):
         self.fails = fails
 
     def training_step(self, batch, batch_idx):
-        if self.fails == "training_step":
+        if self.fails == "training_step" and batch_idx == 1:
             raise ValueError("raised in training_step")
+        if self.fails == "SIGTERM" and self.current_epoch == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if self.fails == "Ctrl-C" and self.current_epoch == 1:
+            raise KeyboardInterrupt
         return self.linear(batch[1]).mean()
 
     def test_step(self, batch, batch_idx):
         self.log("test/loss", self.linear(batch[1]).mean(), batch_size=len(batch[1]))
         self.log("test/kind_accuracy", batch[1].mean(), batch_size=len(batch[1]))
 
-    validation_step = test_step
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", float(self.current_epoch), batch_size=len(batch[1]))
 
     def predict_step(self, batch, batch_idx):
         files, numbers = batch
@@ -95,6 +102,8 @@ class Numbers(Dataset):
     def __getitem__(self, index):
         if self.fails == "reading" and index == 5:
             raise ValueError("5.png cannot be read")
+        if self.fails == "type":
+            raise TypeError("0.png has another type")
         return f"{index}.png", torch.tensor([index / 8])
 
 
@@ -122,6 +131,23 @@ class Data(lightning.LightningDataModule):
         return DataLoader(Numbers(self.fails), batch_size=2, num_workers=self.num_workers)
 
     val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+
+
+class Beyond(lightning.LightningDataModule):
+    """Images whose labels go beyond the classes, or that answer another question."""
+
+    image_size, patch_size, channels = (8, 8), (4, 4), 1
+
+    def __init__(self, question: str = "class"):
+        super().__init__()
+        self.classes = {"class": ["cat", "dog"]}
+        self.question = question
+
+    def train_dataloader(self):
+        items = [(torch.zeros(1, 8, 8), {self.question: label}) for label in (0, 5)]
+        return DataLoader(items, batch_size=2)  # type: ignore[arg-type]
+
+    val_dataloader = test_dataloader = train_dataloader
 
 
 class Text(lightning.LightningDataModule):

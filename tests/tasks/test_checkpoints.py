@@ -1,10 +1,12 @@
 """What a checkpoint recorded is the lowest layer of settings; resuming is not starting anew."""
 
+import io
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from tasks import cli
 
@@ -83,15 +85,60 @@ def test_a_name_that_lightning_resolves(run, here):
     assert status == 1 and 'ckpt_path="best"' in line
 
 
-def test_checkpoint_files_that_are_none(run, here):
+def test_last_where_there_is_none(run):
+    for command in ("fit", "validate", "test", "predict"):
+        line = "--ckpt_path last: there is no last checkpoint to go on with"
+        assert run.fails(command, "-c", "job.yaml", "--ckpt_path=last") == (1, line)
+
+
+def test_a_run_that_has_ended(run, trained):
+    status, line = run.fails("fit", "--ckpt_path", str(trained))
+    assert status == 1 and line.startswith(f"nothing was trained: the run of {trained} had come")
+    assert line.endswith("to go on raise --trainer.max_epochs (now 1)")
+
+
+def test_checkpoint_files_that_are_none(run, here, trained):
     assert run.fails("test", "--ckpt_path", "no.ckpt") == (1, "--ckpt_path no.ckpt: no such file")
-    for content in (b"hello", b"", b"PK\x03\x04 not really"):
+    (here / "folder").mkdir()
+    line = "--ckpt_path folder: a folder, expected a checkpoint file"
+    assert run.fails("test", "--ckpt_path", "folder") == (1, line)
+    for content in (b"hello", b"", b"PK\x03\x04 not really", *of_other_kinds(trained)):
         (here / "bad.ckpt").write_bytes(content)
         status, line = run.fails("test", "--ckpt_path", "bad.ckpt")
         assert (status, line) == (1, "--ckpt_path bad.ckpt: not a checkpoint, or a damaged one")
-    torch.save({"weight": torch.ones(2)}, here / "w.pt")
+    for content in ({"weight": torch.ones(2)}, {1: 2}, [3]):
+        torch.save(content, here / "w.pt")
+        status, line = run.fails("fit", "--ckpt_path", "w.pt")
+        assert status == 1 and line.endswith("to begin with its weights use --model.weights w.pt")
+    torch.save(torch.nn.Linear(1, 1), here / "w.pt")
     status, line = run.fails("fit", "--ckpt_path", "w.pt")
-    assert status == 1 and line.endswith("to begin with its weights use --model.weights w.pt")
+    assert status == 1 and "w.pt: holds Python objects, expected a checkpoint of tensors" in line
+    other = torch.load(trained)
+    other["hyper_parameters"] = [1, 2]
+    torch.save(other, here / "w.pt")
+    status, line = run.fails("fit", "--ckpt_path", "w.pt")
+    assert status == 2 and "no data and no model class is given (w.pt records none)" in line
+
+
+def of_other_kinds(trained):
+    """Contents of a truncated checkpoint, a list of users, a picture."""
+    picture = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(picture, "PNG")
+    whole = trained.read_bytes()
+    return [whole[: len(whole) // 2], b"root:x:0:0:root:/root:/bin/bash\n" * 9, picture.getvalue()]
+
+
+def test_settings_in_which_weights_and_model_differ(run, trained, here):
+    begun = torch.load(trained)
+    torch.save(begun | {"value": 5.0}, here / "begun.ckpt")
+    job = ("fit", "-c", "job.yaml", "--model.weights", "begun.ckpt", "--trainer.max_epochs=0")
+    run(*job)
+    assert "what you gave wins" not in run.err
+    run(*job, "--model.transformer.rotary.base=50", "--model.transformer.dim=8", "--model.lr=1")
+    assert [line for line in run.err.splitlines() if line.startswith("model.")] == [
+        "model.transformer.dim: checkpoint 16, now 8 (what you gave wins)",
+        "model.transformer.rotary.base: checkpoint 100.0, now 50.0 (what you gave wins)",
+    ]
 
 
 def test_a_checkpoint_of_another_version(run, trained, here):
@@ -132,3 +179,14 @@ def test_print_config(run, capsys):
     printed = yaml.safe_load(capsys.readouterr().out)
     assert printed["model"]["init_args"]["lr"] == 0.25
     assert printed["test_after_fit"] is True
+
+
+def test_a_checkpoint_with_python_objects_is_loaded_on_request(run, trained, here):
+    other = torch.load(trained)
+    other["hyper_parameters"]["made"] = torch.nn.Linear(1, 1)
+    torch.save(other, here / "other.ckpt")
+    job = ("test", "-c", "job.yaml", "--ckpt_path", "other.ckpt")
+    status, line = run.fails(*job)
+    assert status == 1 and "give the whole job and --weights_only false" in line
+    built = run(*job, "--weights_only", "false")
+    torch.testing.assert_close(built.model.linear.weight.item(), 0.578125)

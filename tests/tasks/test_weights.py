@@ -64,7 +64,13 @@ def test_no_file(tmp_path: Path, trained: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("text.pt", b"no weights"), ("text.safetensors", b"no weights"), ("empty.pt", b"")],
+    [
+        ("text.pt", b"no weights"),
+        ("text.safetensors", b"no weights"),
+        ("empty.pt", b""),
+        ("users.pt", b"root:x:0:0:root:/root:/bin/bash\n" * 9),
+        ("picture.pt", b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x04"),
+    ],
 )
 def test_a_file_of_something_else(
     name: str, content: bytes, tmp_path: Path, trained: nn.Module
@@ -75,7 +81,34 @@ def test_a_file_of_something_else(
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_without_tensors(tmp_path: Path, trained: nn.Module) -> None:
-    torch.save({"epoch": 3}, tmp_path / "numbers.pt")
-    with pytest.raises(ValueError, match="holds no weights"):
+def test_a_truncated_file_a_module_and_a_folder(tmp_path: Path, trained: nn.Module) -> None:
+    torch.save(trained.state_dict(), tmp_path / "half.pt")
+    whole = (tmp_path / "half.pt").read_bytes()
+    (tmp_path / "half.pt").write_bytes(whole[: len(whole) // 2])
+    torch.save(trained, tmp_path / "module.pt")
+    for name in ("half.pt", "module.pt"):
+        told = f"cannot read weights from .*{name}: expected a checkpoint, .* or a damaged one"
+        with pytest.raises(ValueError, match=told):
+            load_weights(trained, tmp_path / name)
+    with pytest.raises(IsADirectoryError, match=f"{tmp_path} is a folder, expected a file"):
+        load_weights(trained, tmp_path)
+
+
+@pytest.mark.parametrize("content", [{"epoch": 3}, {1: torch.ones(1)}, {"state_dict": [1]}, [2]])
+def test_a_file_without_tensors(content: object, tmp_path: Path, trained: nn.Module) -> None:
+    torch.save(content, tmp_path / "numbers.pt")
+    with pytest.raises(ValueError, match=r"numbers.pt holds no weights: expected a checkpoint"):
         load_weights(trained, tmp_path / "numbers.pt")
+
+
+@pytest.mark.parametrize(
+    "prefix", ["_orig_mod.", "module.", "network._orig_mod.", "module._orig_mod.network."]
+)
+def test_what_compiles_or_distributes_a_network_puts_before_its_names(
+    prefix: str, tmp_path: Path, trained: nn.Module
+) -> None:
+    state = {prefix + name: value for name, value in trained.state_dict().items()}
+    torch.save({"state_dict": state}, tmp_path / "weights.pt")
+    fresh = nn.Linear(3, 2)
+    load_weights(fresh, tmp_path / "weights.pt")
+    assert same(fresh, trained)

@@ -48,6 +48,26 @@ def test_truncated_images_are_left_out_when_asked_with_one_warning(
     assert sum(len(paths) for _, paths in predict.predict_dataloader()) == 58
 
 
+def test_a_class_of_broken_images_is_not_left_out(
+    tmp_path: Path, plain: Any, write_images: Any
+) -> None:
+    for split, count in (("train", 4), ("val", 1), ("test", 2)):
+        for name in ("a", "b"):
+            write_images(tmp_path / split / name, count)
+    (tmp_path / "val" / "b" / "00.png").write_bytes(b"no image at all")
+    (tmp_path / "train" / "b" / "00.png").write_bytes(b"no image at all")
+    data = plain(tmp_path, skip_broken=True)
+    with (
+        pytest.warns(UserWarning, match="left out 1 images"),
+        pytest.raises(ValueError, match="no image of class b in val can be read"),
+    ):
+        data.setup("fit")
+    (tmp_path / "val" / "b" / "00.png").unlink()
+    write_images(tmp_path / "val" / "b" / "more", 1)
+    with pytest.warns(UserWarning, match="left out 1 images"):
+        plain(tmp_path, skip_broken=True).setup("fit")
+
+
 def raises(expected: str, make: Any, kind: type[Exception] = ValueError) -> None:
     with pytest.raises(kind, match=expected) as error:
         made = make()
@@ -64,6 +84,13 @@ def raises(expected: str, make: Any, kind: type[Exception] = ValueError) -> None
         ({"image_size": (32, 30)}, r"nearest are \(32, 28\) and 32"),
         ({"image_size": 3}, "the nearest are 4$"),
         ({"image_size": 0}, "positive"),
+        ({"image_size": (32, 32, 32)}, "image_size is .*; expected one number, or height and wi"),
+        ({"patch_size": (4,)}, "patch_size is .*; expected one number, or height and width"),
+        ({"source": "foo"}, "source is 'foo'; expected one of .*'folder'"),
+        ({"scene": "foo"}, "scene is 'foo'; expected one of .*'plain'"),
+        ({"std": (0.0,)}, r"std is \(0.0,\); expected finite numbers, above 0"),
+        ({"std": (float("nan"),)}, "std is .*; expected finite numbers, above 0"),
+        ({"mean": (float("nan"),)}, "mean is .*; expected finite numbers$"),
         ({"source": "folder"}, "--data.root PATH"),
         ({"source": "CIFAR10"}, "--data.root PATH"),
         ({"root": "photos"}, "photos .* --data.source folder"),
@@ -87,6 +114,11 @@ def test_a_folder_that_cannot_be_used_is_explained(
     tmp_path: Path, plain: Any, write_images: Any
 ) -> None:
     root = tmp_path / "data"
+    root.touch()
+    raises(f"{root} is a file, expected a folder", lambda: plain(root), NotADirectoryError)
+    with pytest.raises(NotADirectoryError, match=f"{root} is a file, expected a folder"):
+        plain(tmp_path, predict_folder=root).setup("predict")
+    root.unlink()
     raises(f"{root} does not exist.*--data.root", lambda: plain(root), FileNotFoundError)
     write_images(root / "train" / "a", 4)
     raises("1 class folders .a.*at least two", lambda: plain(root))
@@ -96,6 +128,8 @@ def test_a_folder_that_cannot_be_used_is_explained(
     write_images(root / "val" / "a", 4)
     write_images(root / "val" / "c", 4)
     raises(r"val has other .*missing \['b'\], surplus \['c'\]", lambda: plain(root))
+    write_images(root / "Validation" / "a", 1)
+    raises("Validation and .*val are both for val: remove one", lambda: plain(root))
     flat = tmp_path / "flat"
     write_images(flat / "val" / "a", 2)
     raises("no train folder", lambda: plain(flat))

@@ -16,6 +16,7 @@ import torchvision
 from PIL import Image
 
 from tasks.data import Images
+from tasks.data.pictures import read_image
 
 
 def test_a_flat_folder_is_split_by_class_and_seed(folder: Path, plain: Any, files: Any) -> None:
@@ -71,6 +72,45 @@ def test_folders_of_splits_are_taken_and_a_missing_one_is_held_out(
     assert all(Path(file).parts[-3] == "test" for file in files(data, "test"))
     assert not set(files(data, "train")) & set(files(data, "val"))
     assert {Path(file).parts[-3] for file in files(data, "val")} == {"train"}
+
+
+@pytest.mark.parametrize(
+    "names", [("Train", "VAL", "Test"), ("training", "valid", "testing"), ("train", "Validation")]
+)
+def test_folders_of_splits_in_other_spellings(
+    tmp_path: Path, plain: Any, files: Any, write_images: Any, names: tuple[str, ...]
+) -> None:
+    for name in names:
+        for label in (0, 1):
+            write_images(tmp_path / name / "ab"[label], 4, label)
+    data = plain(tmp_path)
+    data.setup()
+    for split, name in zip(("train", "val", "test"), names, strict=False):
+        assert {Path(file).parts[-3] for file in files(data, split)} == {name}
+
+
+def test_loaders_before_setup(folder: Path, plain: Any) -> None:
+    data = plain(folder, predict_folder=folder)
+    for split in ("predict", "val", "test", "train"):
+        assert len(getattr(data, f"{split}_dataloader")())
+
+
+@pytest.mark.parametrize(("suffix", "order"), [("png", "<u2"), ("tif", "<u2"), ("tif", ">u2")])
+def test_grey_images_of_16_bits_keep_their_upper_8(tmp_path: Path, suffix: str, order: str) -> None:
+    values = np.array([[0, 255, 256], [1000, 32768, 65535]], dtype=order)
+    path = str(tmp_path / f"deep.{suffix}")
+    Image.fromarray(values).save(path)
+    for mode in ("L", "RGB"):
+        pixels = np.asarray(read_image(path, mode)).reshape(2, 3, -1)
+        assert (pixels == (values // 256)[:, :, None]).all()
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_images_of_32_bits_are_refused(tmp_path: Path, kind: Any) -> None:
+    path = str(tmp_path / "deep.tif")
+    Image.fromarray(np.ones((2, 2), dtype=kind)).save(path)
+    with pytest.raises(ValueError, match=f"{path} .32 bits a pixel, expected 8 or 16"):
+        read_image(path, "L")
 
 
 def test_a_class_may_be_called_train(tmp_path: Path, plain: Any, write_images: Any) -> None:
