@@ -4,9 +4,9 @@
 
 Each checkpoint is tested on the scenes of its own data, rendered at each size, with no fine-tuning
 and the whole canvas in view. A learned table is resized; an encoding that reads coordinates is
-tested with its own and, with the same weights, with coordinates scaled to the training grid. Writes a CSV and a PNG, and
-prints a table: accuracy by size, the trained size marked, the area under the curve over the
-logarithm of the size, and the worst drop from the trained size.
+tested with its own and, with the same weights, with coordinates scaled to the training grid. Writes
+a CSV and a PNG, and prints a table: accuracy by size, the trained size marked, the area under the
+curve over the logarithm of the size, and the worst drop from the trained size.
 """
 
 from __future__ import annotations
@@ -22,14 +22,19 @@ from pathlib import Path
 from statistics import mean
 
 import lightning as L
+import matplotlib
 import torch
+from matplotlib import pyplot
 from rich.console import Console
 from rich.table import Table
 
+from mmpos.additive import LearnedEncoding
 from mmpos.coordinates import Scaled
+from mmpos.models import Classifier
 from tasks import ImageClassification
 from tasks.data import Images
 
+matplotlib.use("Agg")
 Curve = dict[int, float]
 
 
@@ -38,22 +43,22 @@ def models(path: Path, size: int) -> Iterator[tuple[str, ImageClassification]]:
     task = ImageClassification.load_from_checkpoint(
         path, map_location="cpu", image_size=(size, size)
     )
+    assert isinstance(task.network, Classifier)
     transformer = task.network.transformer
-    used = [
-        s for s in (transformer.additive, transformer.rotary, transformer.bias) if s is not None
-    ]
-    name = " + ".join(type(slot).__name__ for slot in used) or "no positions"
-    if (table := getattr(transformer.additive, "resampling", None)) is not None:
-        name += f", table resized ({table})"
-    yield name, task
+    slots = (transformer.additive, transformer.rotary, transformer.bias)
+    used = [slot for slot in slots if slot is not None]
+    name = " + ".join(type(slot).__name__ for slot in used) or "no encoding"
+    if isinstance(transformer.additive, LearnedEncoding):
+        name += f", table resized ({transformer.additive.resampling})"
     readers = [slot for slot in used if hasattr(slot, "coordinates")]
+    yield f"{name}, raw coordinates" if readers else name, task
     if readers:
         stored = torch.load(path, map_location="cpu", weights_only=True)["hyper_parameters"]
         pairs = zip(stored["image_size"], stored["patch_size"], strict=True)
         grid = [pixels // patch for pixels, patch in pairs]
         for slot in readers:
-            slot.coordinates = Scaled(grid)
-        yield f"{name}, coordinates scaled to the training grid", task
+            slot.coordinates = Scaled(grid)  # type: ignore[assignment]
+        yield f"{name}, scaled to the training grid", task
 
 
 def trained_size(path: Path) -> int:
@@ -98,24 +103,32 @@ def table(question: str, curves: dict[str, Curve], trained: int) -> Table:
 
 
 def picture(path: Path, curves: dict[str, dict[str, Curve]], trained: int) -> None:
-    """A panel for each question, a line for each way."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, len(curves), figsize=(6 * len(curves), 4), squeeze=False)
+    """A panel for each question, a colour for each encoding, dashed where coordinates are raw."""
+    figure, panels = pyplot.subplots(1, len(curves), figsize=(5 * len(curves), 5), squeeze=False)
+    names = next(iter(curves.values()))
+    colours = {kind: f"C{i}" for i, kind in enumerate(dict.fromkeys(map(_kind, names)))}
     for panel, (question, ways) in zip(panels[0], curves.items(), strict=True):
+        sizes = sorted({size for curve in ways.values() for size in curve})
         for name, curve in ways.items():
-            sizes = sorted(curve)
-            panel.plot(sizes, [100 * curve[size] for size in sizes], marker="o", label=name)
+            panel.plot(
+                sizes,
+                [100 * curve[size] for size in sizes],
+                "o--" if "raw" in name else "o-",
+                color=colours[_kind(name)],
+                label=name,
+            )
         panel.axvline(trained, color="grey", linestyle=":", label=f"trained at {trained}")
         panel.set(xscale="log", xlabel="image size, pixels", ylabel=f"{question}, %", ylim=(0, 100))
         panel.set_xticks(sizes, [str(size) for size in sizes])
         panel.minorticks_off()
-    panels[0][-1].legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=2, fontsize=8)
+    figure.tight_layout(rect=(0, 0.04 * (len(labels) // 2 + 1), 1, 1))
+    figure.savefig(path, dpi=120)
+
+
+def _kind(name: str) -> str:
+    return name.partition(",")[0]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -25,6 +25,8 @@ class Classifier(nn.Module):
     class token that is not there or sees nothing.
     """
 
+    transformer: Transformer
+
     def __init__(
         self,
         tokens: nn.Module,
