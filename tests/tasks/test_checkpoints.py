@@ -13,12 +13,6 @@ from tasks import cli
 HERE = Path(__file__).parent
 JOB = (HERE / "stub_job.yaml").read_text()
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Lightning's calls of jsonargparse
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
-]
-
 
 def test_a_checkpoint_stands_in_for_what_is_not_given(run, trained):
     built = run("test", "--ckpt_path", str(trained))

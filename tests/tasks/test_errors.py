@@ -11,12 +11,6 @@ from tasks import cli, configs
 HERE = Path(__file__).parent
 JOB = (HERE / "stub_job.yaml").read_text()
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Lightning's calls of jsonargparse
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
-]
-
 
 @pytest.mark.parametrize(
     "args, line",

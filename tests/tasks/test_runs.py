@@ -8,12 +8,6 @@ import yaml
 
 from tasks import configs
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Lightning's calls of jsonargparse
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
-]
-
 
 def epoch(path):
     return torch.load(path, weights_only=True)["epoch"]
