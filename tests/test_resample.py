@@ -293,11 +293,3 @@ def test_a_way_is_named_in_a_few_words():
     assert str(Resampling(mode="nearest", offset=0.1)) == "nearest, offset 0.1"
     way = Resampling(antialias=False, align_corners=True, cubic=-0.6, fit=("crop", "resize"))
     assert str(way) == "bicubic, align_corners, cubic -0.6, fit crop/resize"
-
-
-def test_extend_keeps_the_rows_and_goes_on_with_copies():
-    table = torch.arange(6.0).reshape(3, 2, 1)
-    grown = grid_table(table, (7, 2), Resampling(fit=("extend", "resize")))
-    assert grown[:, 0, 0].tolist() == [0, 2, 4, 0, 2, 4, 0]
-    cut = grid_table(table, (2, 2), Resampling(fit="extend"))
-    assert torch.equal(cut, table[:2])

@@ -247,3 +247,11 @@ def test_the_spectrogram_transformer(seed):
         how = Resampling(mode="bilinear", antialias=False, fit="center")
         out = grid_table(table, new, how)
         torch.testing.assert_close(out, expected[0].permute(1, 2, 0), **WITHIN)
+
+
+def test_extend_keeps_the_rows_and_goes_on_with_copies():
+    table = torch.arange(6.0).reshape(3, 2, 1)
+    grown = grid_table(table, (7, 2), Resampling(fit=("extend", "resize")))
+    assert grown[:, 0, 0].tolist() == [0, 2, 4, 0, 2, 4, 0]
+    cut = grid_table(table, (2, 2), Resampling(fit="extend"))
+    assert torch.equal(cut, table[:2])
