@@ -1,6 +1,7 @@
 """The shipped image job from beginning to end, at a small size: fit, test, predict, go on."""
 
 import csv
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -149,3 +150,23 @@ def test_fine_tuning_at_another_resolution(
     assert new["state_dict"][table].shape == (3, 5, 64)
     assert new["hyper_parameters"]["transformer"] == old["hyper_parameters"]["transformer"]
     assert new["hyper_parameters"]["lr"] == 5e-4 and new["global_step"] == 2
+
+
+def test_the_sweep_over_sizes(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = Path(__file__).parents[2] / "scripts" / "resolution_sweep.py"
+    main = runpy.run_path(str(script))["main"]
+    main([str(run / "checkpoints" / "best.ckpt"), "--sizes", "16", "24", "--output", "sweep"])
+    with (tmp_path / "sweep" / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["size"], row["question"]) for row in rows} == {
+        (size, f"{question}_accuracy") for size in ("16", "24") for question in ("what", "where")
+    }
+    assert {row["way"] for row in rows} == {
+        "RotaryEncoding, raw coordinates",
+        "RotaryEncoding, scaled to the training grid",
+    }
+    assert (tmp_path / "sweep" / "sweep.png").stat().st_size > 10_000
+    assert "16*" in capsys.readouterr().out
