@@ -1,6 +1,7 @@
 """The README's code runs, its commands parse, and its table names what there is."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_every_encoding_has_its_row() -> None:
 
 
 FITS = [
-    line.split("#")[0].split()[1:]
+    shlex.split(line, comments=True)[1:]
     for block in blocks("bash")
     for line in block.splitlines()
     if line.startswith("mmpos fit --config") and "--print_config" not in line
