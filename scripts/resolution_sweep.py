@@ -19,6 +19,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from statistics import mean
 
 import lightning as L
@@ -51,8 +52,10 @@ def models(path: Path, size: int) -> Iterator[tuple[str, ImageClassification]]:
     if isinstance(transformer.additive, LearnedEncoding):
         name += f", table resized ({transformer.additive.resampling})"
     readers = [slot for slot in used if hasattr(slot, "coordinates")]
-    yield f"{name}, raw coordinates" if readers else name, task
-    if readers:
+    own = {type(slot.coordinates).__name__ for slot in readers}
+    words = "raw coordinates" if own == {"Index"} else f"{' and '.join(sorted(own))} coordinates"
+    yield f"{name}, {words}" if readers else name, task
+    if own - {"Scaled"}:
         stored = torch.load(path, map_location="cpu", weights_only=True)["hyper_parameters"]
         pairs = zip(stored["image_size"], stored["patch_size"], strict=True)
         grid = [pixels // patch for pixels, patch in pairs]
@@ -62,9 +65,18 @@ def models(path: Path, size: int) -> Iterator[tuple[str, ImageClassification]]:
 
 
 def trained_size(path: Path) -> int:
-    """Height of the images that a checkpoint was trained on."""
-    stored = torch.load(path, map_location="cpu", weights_only=True)
-    return int(stored["hyper_parameters"]["image_size"][0])
+    """Height and width of the images that a checkpoint was trained on, which must be one number.
+
+    Raises: ValueError for a file that is no checkpoint of an image task, or one of rectangles.
+    """
+    try:
+        settings = torch.load(path, map_location="cpu", weights_only=True)["hyper_parameters"]
+        height, width = settings["image_size"]
+    except (OSError, KeyError, IndexError, RuntimeError, UnpicklingError) as error:
+        raise ValueError(f"{path} is no checkpoint of an image task") from error
+    if height != width:
+        raise ValueError(f"{path} was trained on {height} × {width}; the sweep is over squares")
+    return int(height)
 
 
 def test(path: Path, size: int, batch_size: int) -> Iterator[tuple[str, dict[str, float]]]:
@@ -139,10 +151,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=128)
     chosen = parser.parse_args(argv)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    sizes = {trained_size(path) for path in chosen.checkpoints}
+    try:
+        sizes = {trained_size(path) for path in chosen.checkpoints}
+    except ValueError as error:
+        parser.error(str(error))
     if len(sizes) > 1:
         parser.error(f"the checkpoints were trained at different sizes: {sorted(sizes)}")
     (trained,) = sizes
+    chosen.sizes = sorted({*chosen.sizes, trained})
 
     rows = []
     for path, size in itertools.product(chosen.checkpoints, chosen.sizes):

@@ -76,7 +76,7 @@ class Task(L.LightningModule):
         """Seed the noise of this step (dropped paths, disturbed coordinates).
 
         It follows from the run's seed, the step and the process, so that processes differ and a
-        resumed run goes on as if it had not stopped.
+        run resumed at the end of an epoch goes on as if it had not stopped.
         """
         torch.manual_seed(hash((self._seed, self.trainer.global_step, self.global_rank)))
 

@@ -46,7 +46,10 @@ def run(command: str, files: list[str], others: list[str]) -> None:
         args = [f"--config={file}" for file in files] + others
         Command(command, args, given, recorded, architecture, first_batch)
     except errors.ParseError as error:
-        raise CommandError(errors.describe(error, given, command, others), 2) from error
+        message = errors.describe(error, given, command, others)
+        if weights and not architecture and "value is needed for transformer" in message:
+            message += f", since {weights.value} is missing or records no settings"
+        raise CommandError(message, 2) from error
     except Exception as error:
         mistake = errors.data(error) if first_batch.reached else errors.early(error, given)
         if mistake is None or mistake is error:

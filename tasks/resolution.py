@@ -1,7 +1,8 @@
 """Callbacks that train at several resolutions: the size of images or of patches by step.
 
-What a step uses is a function of the seed and the step alone, so all processes share the shape of
-every step, and a resumed run goes on with the same ones. Validation and test keep their own sizes.
+What a step uses is a function of the seed, the step and the number of steps, so all processes share
+the shape of every step, and a resumed run goes on with the same ones; one that is made longer goes
+back in a progressive order. Validation and test keep their own sizes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.nn.functional import interpolate
 
+from mmpos.additive import LearnedEncoding
 from mmpos.models import PatchEmbedding
 from tasks.base import Task
 
@@ -24,22 +26,36 @@ Size = tuple[int, int]
 class _Schedule(Callback):
     """One of ``sizes`` for each step: at random, or one after the other in equal shares."""
 
+    salt = 0
+
     def __init__(
         self, sizes: Sequence[int | Size], *, order: Order = "random", seed: int = 0
     ) -> None:
-        if not sizes:
-            raise ValueError("sizes must name one size or more, got none")
         if order not in get_args(Order):
             raise ValueError(f"order must be one of {get_args(Order)}, got {order!r}")
         pairs = [(size, size) if isinstance(size, int) else tuple(size) for size in sizes]
+        whole = all(isinstance(size, int) and size > 0 for pair in pairs for size in pair)
+        if not pairs or not whole or any(len(pair) != 2 for pair in pairs):
+            raise ValueError(f"sizes must be one or more of 1 pixel or more, got {list(sizes)}")
         self.sizes: list[Size] = [(height, width) for height, width in pairs]
         self.order = order
         self.seed = seed
 
+    def _check(self, module: LightningModule, grids: Sequence[Size]) -> None:
+        """Raise before the first step for a table that will not follow."""
+        for part in module.modules():
+            if isinstance(part, LearnedEncoding) and not part.dynamic:
+                other = [grid for grid in grids if grid != part.grid]
+                if other:
+                    raise ValueError(
+                        f"the learned table was made for a grid of {part.grid}, and a size gives "
+                        f"{other[0]}: make the encoding with dynamic=True"
+                    )
+
     def at(self, step: int, steps: float) -> Size:
         """The size of a step, of so many in all."""
         if self.order == "random":
-            draw = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+            draw = torch.Generator().manual_seed(hash((self.salt, self.seed, step)))
             return self.sizes[int(torch.randint(len(self.sizes), (), generator=draw))]
         if not math.isfinite(steps):
             raise ValueError("order='progressive' needs a run of known length: set max_epochs")
@@ -64,15 +80,26 @@ class ImageSizes(_Schedule):
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take part in each batch of a task."""
-        if stage != "fit" or not isinstance(pl_module, Task):
+        """Take part in each batch of a task.
+
+        Raises: TypeError for another module than a task of `tasks`.
+        """
+        if stage != "fit":
             return
+        if not isinstance(pl_module, Task):
+            raise TypeError(f"ImageSizes needs a tasks.Task, got {type(pl_module).__name__}")
         patch = next(m.patch_size for m in pl_module.modules() if isinstance(m, PatchEmbedding))
         for size in self.sizes:
             if any(pixels % cell for pixels, cell in zip(size, patch, strict=True)):
                 raise ValueError(f"size {size} is not a multiple of the patch {tuple(patch)}")
-        pl_module.batch_changes = [self._resize]
+        self._check(pl_module, [(h // patch[0], w // patch[1]) for h, w in self.sizes])
         self._trainer = trainer
+        pl_module.batch_changes.append(self._resize)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave the task as it was."""
+        if isinstance(pl_module, Task) and self._resize in pl_module.batch_changes:
+            pl_module.batch_changes.remove(self._resize)
 
     def _resize(self, batch: Any) -> Any:
         images, *rest = batch
@@ -93,6 +120,18 @@ class PatchSizes(_Schedule):
         order: ``random`` or ``progressive``, see `ImageSizes`.
         seed: of the random order.
     """
+
+    salt = 1
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Raise before the first step for patches that do not divide the images."""
+        image = getattr(getattr(trainer, "datamodule", None), "image_size", None)
+        if stage != "fit" or image is None:
+            return
+        for height, width in self.sizes:
+            if image[0] % height or image[1] % width:
+                raise ValueError(f"a patch of {(height, width)} does not divide images of {image}")
+        self._check(pl_module, [(image[0] // h, image[1] // w) for h, w in self.sizes])
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int

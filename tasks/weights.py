@@ -26,6 +26,8 @@ def load_weights(network: nn.Module, path: str | PathLike, leave_out: Sequence[s
     """
     here = network.state_dict()
     state = _without_prefixes(_read(Path(path)), here)
+    if isinstance(leave_out, str) or not all(leave_out):
+        raise ValueError(f"leave_out is a list of names such as ['heads'], got {leave_out!r}")
     unknown = [part for part in leave_out if not any(name.startswith(part) for name in here)]
     if unknown:
         raise ValueError(
@@ -59,8 +61,8 @@ def load_weights(network: nn.Module, path: str | PathLike, leave_out: Sequence[s
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise ValueError(
             f"the weights in {path} do not fit the model: {faults[0]}{more}; build the model with "
-            "their width, depth, encoding and classes, or name the parts to leave out "
-            "(--model.leave_out heads)"
+            "their width, depth, encoding, patch and classes, or name the parts to leave out "
+            "(--model.leave_out+=heads)"
         )
     network.load_state_dict(state, strict=False)
     return (

@@ -89,8 +89,14 @@ class LearnedEncoding(AdditiveEncoding):
         self.axes = self.grid
 
     def fits(self, table: Tensor) -> bool:
-        """Whether ``table`` is one of this width and number of axes, on whatever grid."""
-        return table.ndim == self.table.ndim and table.shape[-1] == self.dim
+        """Whether ``table`` is one of this width and number of axes, on whatever grid.
+
+        One of ``[1, N, D]`` for a grid of more rows is not: published flat tables look so, and have
+        their prefix rows among the others (see `mmpos.resample.flat_table`).
+        """
+        if table.ndim != self.table.ndim or table.shape[-1] != self.dim:
+            return False
+        return len(self.grid) == 1 or table.shape[0] > 1 or self.grid[0] == 1
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, *rest: Any, **named: Any

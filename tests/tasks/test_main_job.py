@@ -156,9 +156,15 @@ def test_the_sweep_over_sizes(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    square = ["fit", "--config", "image", *SMALL, "--data.image_size=16", "--trainer.max_epochs=1"]
+    assert cli.main([*square, "--test_after_fit=false"]) == 0
+    trained = tmp_path / "runs" / "image" / "version_0" / "checkpoints" / "best.ckpt"
     script = Path(__file__).parents[2] / "scripts" / "resolution_sweep.py"
     main = runpy.run_path(str(script))["main"]
-    main([str(run / "checkpoints" / "best.ckpt"), "--sizes", "16", "24", "--output", "sweep"])
+    for wrong in (run / "checkpoints" / "best.ckpt", tmp_path / "absent.ckpt"):
+        with pytest.raises(SystemExit):
+            main([str(wrong)])
+    main([str(trained), "--sizes", "24", "--output", "sweep"])  # and the trained size
     with (tmp_path / "sweep" / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {(row["size"], row["question"]) for row in rows} == {
@@ -170,3 +176,11 @@ def test_the_sweep_over_sizes(
     }
     assert (tmp_path / "sweep" / "sweep.png").stat().st_size > 10_000
     assert "16*" in capsys.readouterr().out
+
+
+def test_fine_tuning_from_a_file_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["fit", "--config", "finetune_resolution", "--model.weights=absent.ckpt"]) == 2
+    assert "since absent.ckpt is missing or records no settings" in capsys.readouterr().err

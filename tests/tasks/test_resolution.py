@@ -201,7 +201,7 @@ def test_an_average_follows(tmp_path: Path) -> None:
     torch.testing.assert_close(average, moved, rtol=0, atol=0.01)
 
 
-@pytest.mark.parametrize("shape", [(24, 64), (4, 6, 32)])
+@pytest.mark.parametrize("shape", [(24, 64), (4, 6, 32), (1, 25, 64), (1, 24, 64)])
 def test_what_cannot_be_resized_is_refused(shape: tuple[int, ...], trained: str) -> None:
     """A flat table has no grid, and another width is another model."""
     state = stored(trained)["state_dict"] | {TABLE: torch.zeros(shape)}
@@ -275,14 +275,50 @@ def test_a_table_that_is_not_dynamic_says_so(tmp_path: Path) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    with pytest.raises(ValueError, match=r"grid of 4 × 6, the input has 8 × 12.*dynamic=True"):
+    with pytest.raises(ValueError, match=r"grid of \(4, 6\).*gives \(8, 12\).*dynamic=True"):
         trainer.fit(make(OLD), loader(OLD))
 
 
 @pytest.mark.parametrize(
     ("sizes", "order", "message"),
-    [([], "random", "got none"), ([8], "up", "order must be one of .* got 'up'")],
+    [
+        ([], "random", r"one or more of 1 pixel or more, got \[\]"),
+        ([0], "random", r"1 pixel or more, got \[0\]"),
+        ([(16,)], "random", r"1 pixel or more, got \[\(16,\)\]"),
+        (["16"], "random", r"1 pixel or more, got \['16'\]"),
+        ([8], "up", r"order must be one of .* got 'up'"),
+    ],
 )
 def test_bad_schedules(sizes: list[int], order: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ImageSizes(sizes, order=order)  # type: ignore[arg-type]
+
+
+def test_sizes_of_images_and_patches_are_drawn_independently() -> None:
+    images, patches = ImageSizes([16, 24]), PatchSizes([8, 4])
+    drawn = {(images.at(step, 100), patches.at(step, 100)) for step in range(100)}
+    assert len(drawn) == 4
+
+
+def test_a_task_is_left_as_it_was(tmp_path: Path) -> None:
+    task = make(OLD)
+    task.network.transformer.additive.dynamic = True
+    seen = grids_seen(task)
+    for callbacks in ([ImageSizes([NEW])], []):
+        trainer = L.Trainer(
+            default_root_dir=tmp_path,
+            accelerator="cpu",
+            max_steps=1,
+            callbacks=callbacks,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(task, loader(OLD))
+    assert seen == [(8, 12), (4, 6)]
+
+
+def test_another_module_than_a_task_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"needs a tasks.Task, got LightningModule"):
+        ImageSizes([8]).setup(None, L.LightningModule(), "fit")  # type: ignore[arg-type]
