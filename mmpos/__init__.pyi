@@ -6,13 +6,32 @@ from . import positions as positions
 from . import resample as resample
 from ._version import __version__ as __version__
 from .additive import AdditiveEncoding as AdditiveEncoding
+from .additive import FactorizedEncoding as FactorizedEncoding
+from .additive import FourierEncoding as FourierEncoding
 from .additive import LearnedEncoding as LearnedEncoding
 from .additive import SinusoidalEncoding as SinusoidalEncoding
 from .attention import attend as attend
 from .bias import ALiBi as ALiBi
 from .bias import AttentionBias as AttentionBias
+from .bias import ClippedRelativeBias as ClippedRelativeBias
+from .bias import ContentBias as ContentBias
+from .bias import FIREBias as FIREBias
+from .bias import KerpleBias as KerpleBias
+from .bias import LogCPB as LogCPB
+from .bias import RelativePositionBias as RelativePositionBias
+from .bias import ShawBias as ShawBias
+from .bias import T5Bias as T5Bias
+from .bias import TransformerXLBias as TransformerXLBias
+from .rotary import LogTemperature as LogTemperature
+from .rotary import MixedRotaryEncoding as MixedRotaryEncoding
+from .rotary import MRoPE as MRoPE
 from .rotary import RotaryEncoding as RotaryEncoding
 from .rotary import Rotation as Rotation
+from .rotary import VJEPA2Encoding as VJEPA2Encoding
+from .rotary import XDRoPE as XDRoPE
+from .rotary import XPosEncoding as XPosEncoding
 from .rotary import rotate as rotate
+from .rotary import rotate_ as rotate_
+from .spec import build as build
 
 __all__: list[str]

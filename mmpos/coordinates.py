@@ -11,18 +11,20 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
 from mmpos.positions import Axes, axis_count, check, grid_of
+from mmpos.spec import Specified
 
 Extent = Sequence[int] | Tensor
 """How many cells the grid at hand has on each axis: ``A`` integers, or a tensor ``[..., A]``."""
 
 
-class Coordinates(ABC):
+class Coordinates(Specified, ABC):
     """A reading of positions, with its disturbances in training.
 
     Args:
@@ -82,6 +84,10 @@ class Coordinates(ABC):
 class Index(Coordinates):
     """The position itself: ``i``."""
 
+    @property
+    def neutral(self) -> bool:
+        return (self.shift, self.jitter, self.rescale) == (0, 1, 1)
+
     def read(self, positions: Tensor, axes: Axes, extent: Extent | None) -> Tensor:
         return positions
 
@@ -135,11 +141,55 @@ class Scaled(Coordinates):
         return (positions + self.offset) * (wanted / _extent(self, extent, positions))
 
 
+Side = Literal["own", "longest", "shortest"]
+
+
 class Centered(Coordinates):
-    """From -1 to 1 over the grid, read at cell centres: ``2 (i + 0.5) / extent - 1`` (DINOv3)."""
+    """From -1 to 1 over the grid, read at cell centres: ``2 (i + 0.5) / extent - 1`` (DINOv3).
+
+    Args:
+        turns: whether the coordinate counts whole turns rather than radians: it is multiplied by
+            2π, after the disturbances. So DINOv3's RoPE reads it (arXiv:2508.10104, sec. 3.2):
+            ``RotaryEncoding(head_dim, 2, base=100, layout="half",
+            coordinates=Centered(turns=True))``.
+        side: ``extent`` of each axis itself, or of the longest or the shortest axis for all, which
+            keeps the proportions of a rectangle (DINOv3's ``max`` and ``min``).
+
+    Raises: ValueError for an unknown side.
+    """
+
+    def __init__(
+        self,
+        *,
+        turns: bool = False,
+        side: Side = "own",
+        shift: float = 0.0,
+        jitter: float = 1.0,
+        rescale: float = 1.0,
+    ) -> None:
+        super().__init__(shift=shift, jitter=jitter, rescale=rescale)
+        if side not in get_args(Side):
+            raise ValueError(f"side must be one of {get_args(Side)}, got {side!r}")
+        self.turns = turns
+        self.side: Side = side
+
+    def __call__(
+        self,
+        positions: Num[Tensor, "*batch length axes"],
+        *,
+        axes: Axes,
+        extent: Extent | None = None,
+        training: bool = False,
+    ) -> Float[Tensor, "*batch length axes"]:
+        read = super().__call__(positions, axes=axes, extent=extent, training=training)
+        return 2 * math.pi * read if self.turns else read
 
     def read(self, positions: Tensor, axes: Axes, extent: Extent | None) -> Tensor:
-        return 2 * (positions + 0.5) / _extent(self, extent, positions) - 1
+        size = _extent(self, extent, positions)
+        if self.side != "own":
+            longest, shortest = size.amax(-1, keepdim=True), size.amin(-1, keepdim=True)
+            size = longest if self.side == "longest" else shortest
+        return 2 * (positions + 0.5) / size - 1
 
 
 def reading(given: Coordinates | None) -> Coordinates:

@@ -21,12 +21,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmpos.spec import Specified
+
 Mode = Literal["nearest", "bilinear", "bicubic"]
 Fit = Literal["resize", "crop", "center", "extend"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resampling:
+class Resampling(Specified):
     """How a grid is resized; the default is what timm does with tables of positions.
 
     Args:
@@ -54,6 +56,10 @@ class Resampling:
     cubic: float | None = None
     offset: float = 0.0
     fit: Fit | Sequence[Fit] = "resize"
+
+    @property
+    def neutral(self) -> bool:
+        return self == Resampling()
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):

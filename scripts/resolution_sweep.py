@@ -51,7 +51,7 @@ def models(path: Path, size: int) -> Iterator[tuple[str, ImageClassification]]:
     name = " + ".join(type(slot).__name__ for slot in used) or "no encoding"
     if isinstance(transformer.additive, LearnedEncoding):
         name += f", table resized ({transformer.additive.resampling})"
-    readers = [slot for slot in used if hasattr(slot, "coordinates")]
+    readers = [slot for slot in used if getattr(slot, "coordinates", None) is not None]
     own = {type(slot.coordinates).__name__ for slot in readers}
     words = "raw coordinates" if own == {"Index"} else f"{' and '.join(sorted(own))} coordinates"
     yield f"{name}, {words}" if readers else name, task

@@ -9,13 +9,12 @@ from timm.scheduler.cosine_lr import CosineLRScheduler
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from mmpos.additive import AdditiveEncoding, LearnedEncoding
-from mmpos.bias import AttentionBias
+from mmpos.additive import AdditiveEncoding, TableEncoding
+from mmpos.bias import AttentionBias, ContentBias, RelativePositionBias
 from mmpos.models import Transformer
-from mmpos.resample import grid_table
 from mmpos.rotary import RotaryEncoding
 
-_POSITIONS = (AdditiveEncoding, RotaryEncoding, AttentionBias)
+_POSITIONS = (AdditiveEncoding, RotaryEncoding, AttentionBias, ContentBias)
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict]:
@@ -51,17 +50,24 @@ def resize_moments(module: nn.Module, state: dict) -> None:
     First moments go the way of the tables themselves, second ones bilinearly. The optimizer is that
     of `adamw`, whose order of parameters is what the state refers to.
     """
-    tables = {part.table: part for part in module.modules() if isinstance(part, LearnedEncoding)}
+    tables = {
+        table: (part, name)
+        for part in module.modules()
+        if isinstance(part, TableEncoding | RelativePositionBias)
+        for name, table in part.tables.items()
+    }
     order = [p for group in parameter_groups(module, 0.0) for p in group["params"]]
     for index, parameter in enumerate(order):
         moments = state["state"].get(index, {})
-        encoding = tables.get(parameter)
+        if parameter not in tables:
+            continue
+        encoding, table = tables[parameter]
+        # no weight of a bilinear filter is negative, so second moments stay above 0
+        second = replace(encoding.resampling, mode="bilinear", cubic=None)
         for name, moment in moments.items():
-            if encoding is not None and isinstance(moment, Tensor) and encoding.fits(moment):
-                # no weight of a bilinear filter is negative, so second moments stay above 0
-                second = replace(encoding.resampling, mode="bilinear", cubic=None)
-                how = second if name.endswith("_sq") else encoding.resampling
-                moments[name] = grid_table(moment, encoding.grid, how)
+            if isinstance(moment, Tensor) and encoding.fits(moment, table):
+                how = second if name.endswith("_sq") else None
+                moments[name] = encoding.resized(moment, table, how)
 
 
 class WarmupCosine(CosineLRScheduler):

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.nn.functional import interpolate
 
-from mmpos.additive import LearnedEncoding
+from mmpos.additive import TableEncoding
 from mmpos.models import PatchEmbedding
 from tasks.base import Task
 
@@ -44,7 +44,7 @@ class _Schedule(Callback):
     def _check(self, module: LightningModule, grids: Sequence[Size]) -> None:
         """Raise before the first step for a table that will not follow."""
         for part in module.modules():
-            if isinstance(part, LearnedEncoding) and not part.dynamic:
+            if isinstance(part, TableEncoding) and not part.any_grid:
                 other = [grid for grid in grids if grid != part.grid]
                 if other:
                     raise ValueError(

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from mmpos.additive import LearnedEncoding
+from mmpos.additive import TableEncoding
+from mmpos.bias import RelativePositionBias
 
 _PREFIXES = ("_orig_mod.", "module.", "network.")  # of compiled, distributed and our modules
 
@@ -37,9 +38,10 @@ def load_weights(network: nn.Module, path: str | PathLike, leave_out: Sequence[s
     kept = [name for name in here if name.startswith(tuple(leave_out))]
     state = {name: v for name, v in state.items() if not name.startswith(tuple(leave_out))}
     tables = {
-        f"{name}.table": part
+        f"{name}.{own}": (part, own)
         for name, part in network.named_modules()
-        if isinstance(part, LearnedEncoding)
+        if isinstance(part, TableEncoding | RelativePositionBias)
+        for own in part.tables
     }
     faults, resized = [], []
     for name, value in here.items():
@@ -49,9 +51,9 @@ def load_weights(network: nn.Module, path: str | PathLike, leave_out: Sequence[s
             faults.append(f"{name} is missing there")
         elif state[name].shape == value.shape:
             continue
-        elif name in tables and tables[name].fits(state[name]):
+        elif name in tables and tables[name][0].fits(state[name], tables[name][1]):
             grids = f"{_shape(state[name].shape[:-1])} → {_shape(value.shape[:-1])}"
-            resized.append(f"{name} {grids} ({tables[name].resampling})")
+            resized.append(f"{name} {grids} ({tables[name][0].resampling})")
         else:
             faults.append(
                 f"{name} is {_shape(state[name].shape)} there and {_shape(value.shape)} here"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import runpy
 import sys
 import types
 from dataclasses import dataclass
+from pathlib import Path
 
 import jaxtyping
 import pytest
@@ -28,6 +30,7 @@ torch.set_num_threads(1)
 
 HEADS, HEAD_DIM = 3, 16  # heads: no power of two, and no length used below
 GRIDS = {1: (700,), 2: (5, 290), 3: (2, 3, 270)}  # an axis above 256, none as long as another
+VARIANTS = runpy.run_path(str(Path(__file__).with_name("variants.py")))
 WIDTHS = {
     additive.AdditiveEncoding: HEADS * HEAD_DIM,
     rotary.RotaryEncoding: HEAD_DIM,
@@ -50,6 +53,7 @@ class Case:
     base: type | None
     encoding: nn.Module | None
     grid: tuple[int, ...]
+    named: dict
 
     def cells(self, count: int, seed: int = 0, part: int = 1) -> Tensor:
         """Different cells of the grid in random order, of its first ``1 / part`` on each axis."""
@@ -80,7 +84,7 @@ class Layer:
         q, k, v = torch.einsum("bld,phdc->pbhlc", x, self.weights)
         if base is rotary.RotaryEncoding:
             rotation = encoding(positions)
-            q, k = mmpos.rotate(q, rotation), mmpos.rotate(k, rotation)
+            q, k = mmpos.rotate(q, rotation), mmpos.rotate(k, rotation.dual)
         return q, k, v
 
     def attend(self, q, k, v, q_positions: Tensor, k_positions: Tensor, **visible) -> Tensor:
@@ -93,22 +97,25 @@ class Layer:
 
 
 def _cases(*bases: type, none: bool = False) -> list:
-    cases: list[tuple] = [
-        (base, cls, axes) for base in bases for cls in concrete(base) for axes in GRIDS
+    """Every class of the package, in each of its variants, on each number of axes it has."""
+    cases: list = [
+        pytest.param(
+            (base, cls, named, axes), id="-".join([cls.__name__, *map(str, named), f"{axes}d"])
+        )
+        for base in bases
+        for cls in concrete(base)
+        for named in VARIANTS["ARGUMENTS"].get(cls.__name__, [{}])
+        for axes in VARIANTS["AXES"].get(cls.__name__, GRIDS)
     ]
-    if none:
-        cases.append((None, None, 2))
-    return [
-        pytest.param(case, id=f"{case[1].__name__ if case[1] else 'none'}-{case[2]}d")
-        for case in cases
-    ]
+    return cases + [pytest.param((None, None, {}, 2), id="none-2d")] * none
 
 
 def _make(param) -> Case:
-    base, cls, axes = param
+    base, cls, named, axes = param
     torch.manual_seed(0)
-    encoding = None if cls is None else cls(WIDTHS[base], GRIDS[axes]).eval()
-    return Case(base, encoding, GRIDS[axes])
+    named = {name: value(axes) if callable(value) else value for name, value in named.items()}
+    encoding = None if cls is None else cls(WIDTHS[base], GRIDS[axes], **named).eval()
+    return Case(base, encoding, GRIDS[axes], named)
 
 
 @pytest.fixture(params=_cases(*WIDTHS, none=True))
@@ -159,7 +166,11 @@ def values():
         if case.base is bias.AttentionBias:
             return (encoding(positions, positions),)
         out = encoding(positions)
-        return (out.cos, out.sin) if isinstance(out, mmpos.Rotation) else (out,)
+        if not isinstance(out, mmpos.Rotation):
+            return (out,)
+        parts = [(out.cos, out.sin)] + [out.dual[:2]] * (out.keys is not None)
+        parts += [] if out.second is None else [out.second]
+        return tuple(tensor for part in parts for tensor in part)
 
     return call
 

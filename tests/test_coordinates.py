@@ -55,6 +55,36 @@ def test_on_its_own_grid_a_scaled_position_is_the_index():
     assert torch.equal(read, positions.double())
 
 
+@pytest.mark.parametrize(("side", "sizes"), [("longest", (300, 300)), ("shortest", (3, 3))])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_centred_coordinates_that_keep_the_proportions(side, sizes, as_tensor):
+    extent = torch.tensor([[3, 300], [300, 3]]) if as_tensor else (3, 300)
+    positions = grid(3, 300).expand(2, -1, -1)
+    read = Centered(side=side)(positions, axes=2, extent=extent)
+    expected = [
+        [2 * (i + 0.5) / size - 1 for i, size in zip(place, sizes, strict=True)]
+        for place in grid(3, 300).tolist()
+    ]
+    torch.testing.assert_close(
+        read, torch.tensor(expected, dtype=torch.float64).expand_as(read), rtol=0, atol=1e-12
+    )
+
+
+def test_turns_multiply_what_was_disturbed(monkeypatch):
+    positions = join(absent(1, 2), grid(3, 300))
+    plain = Centered()(positions, axes=2, extent=(3, 300))
+    turns = Centered(turns=True)(positions, axes=2, extent=(3, 300))
+    torch.testing.assert_close(turns, 2 * math.pi * plain, rtol=1e-15, atol=0, equal_nan=True)
+    monkeypatch.setattr(torch.Tensor, "uniform_", lambda self, low, high: self.fill_(high))
+    moved = Centered(turns=True, shift=0.5)(positions, axes=2, extent=(3, 300), training=True)
+    torch.testing.assert_close(moved, 2 * math.pi * (plain + 0.5), equal_nan=True)
+
+
+def test_an_unknown_side(unchecked):
+    with pytest.raises(ValueError, match=r"side must be one of .*'longest'.*got 'max'"):
+        Centered(side="max")
+
+
 def test_a_grid_of_its_own_for_each_sample():
     positions = torch.stack((grid(2, 3), grid(3, 2)))
     read = Centered()(positions, axes=2, extent=torch.tensor([[2, 3], [3, 2]]))

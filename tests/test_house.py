@@ -15,7 +15,7 @@ import mmpos
 
 PACKAGE = Path(mmpos.__file__).parent
 LAYERS = [
-    {"positions", "coordinates", "frequencies"},
+    {"positions", "coordinates", "frequencies", "spec"},
     {"resample"},
     {"additive", "rotary", "bias"},
     {"attention"},
@@ -27,19 +27,38 @@ PUBLIC = [
     "ALiBi",
     "AdditiveEncoding",
     "AttentionBias",
+    "ClippedRelativeBias",
+    "ContentBias",
+    "FIREBias",
+    "FactorizedEncoding",
+    "FourierEncoding",
+    "KerpleBias",
     "LearnedEncoding",
+    "LogCPB",
+    "LogTemperature",
+    "MRoPE",
+    "MixedRotaryEncoding",
+    "RelativePositionBias",
     "RotaryEncoding",
     "Rotation",
+    "ShawBias",
     "SinusoidalEncoding",
+    "T5Bias",
+    "TransformerXLBias",
+    "VJEPA2Encoding",
+    "XDRoPE",
+    "XPosEncoding",
     "__version__",
     "attend",
     "attention",
+    "build",
     "coordinates",
     "frequencies",
     "models",
     "positions",
     "resample",
     "rotate",
+    "rotate_",
 ]
 ENTRY = {"__init__", "__main__", "_version"}  # of the package itself
 
@@ -84,10 +103,11 @@ def test_imports_go_one_way(path):
 
 
 def test_the_foundations_import_in_one_order():
-    order = ["positions", "frequencies", "coordinates"]
-    for name in order:
-        used = {module.split(".")[1] for module in imports(PACKAGE / f"{name}.py") if "." in module}
-        assert used & set(order) <= set(order[: order.index(name)])
+    order = ["spec", "positions", "frequencies", "coordinates"]
+    for path in SOURCES:
+        if part(path) in order:
+            used = {name.split(".")[1] for name in imports(path) if name.startswith("mmpos.")}
+            assert used & set(order) <= set(order[: order.index(part(path)) + 1])
 
 
 def test_importing_the_package_imports_no_torch():

@@ -17,13 +17,19 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_examples_run_and_the_first_is_ten_lines() -> None:
-    first, model, own = blocks("python")
+    first, model, layers, own = blocks("python")
     assert len([line for line in first.splitlines() if line.strip()]) <= 10
     names: dict = {}
     exec(first, names)
     assert names["out"].shape == (8, 6, 196, 64)
     exec(model, names)
     assert names["encoded"].shape == (1, 400, 384)
+    exec(layers, names)
+    assert names["again"].spec() == names["plain"] and names["mixture"].windows[:3] == [
+        64,
+        64,
+        None,
+    ]
     exec(own, names)
     places = mmpos.positions.join(mmpos.positions.absent(1, 2), mmpos.positions.grid(2, 4))
     bias = names["Nearby"](3, 2)(places, places)
@@ -35,14 +41,19 @@ def test_the_config_of_an_encoding_of_ones_own(
 ) -> None:
     (config,) = blocks("yaml")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_bias.py").write_text(blocks("python")[2])
+    (tmp_path / "my_bias.py").write_text(blocks("python")[3])
     (tmp_path / "mine.yaml").write_text(config)
     args = ["fit", "--config", "image", "--config", "mine.yaml", "--trainer.fast_dev_run=1"]
     assert cli.main([*args, "--trainer.accelerator=cpu"]) == 0
 
 
 def test_every_encoding_has_its_row() -> None:
-    kinds = (mmpos.AdditiveEncoding, mmpos.RotaryEncoding, mmpos.AttentionBias)
+    kinds = (
+        mmpos.AdditiveEncoding,
+        mmpos.RotaryEncoding,
+        mmpos.AttentionBias,
+        mmpos.ContentBias,
+    )
     public = {
         name
         for name in mmpos.__all__

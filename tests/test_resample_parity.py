@@ -127,6 +127,7 @@ def test_one_axis_and_three(seed, mode, how):
         agree(table, new, how, lambda t, new=new: torchs(t, new, **dialect))
 
 
+@pytest.mark.peer("timm")
 @seeds
 @pytest.mark.parametrize("prefix", [0, 1, 5])
 @pytest.mark.parametrize("antialias", [False, True])
@@ -142,6 +143,7 @@ def test_timm(seed, prefix, antialias, mode):
         torch.testing.assert_close(out, expected, **WITHIN)
 
 
+@pytest.mark.peer("transformers")
 @seeds
 @pytest.mark.parametrize("name", ["vit", "dinov2"])
 def test_transformers(seed, name):
@@ -163,6 +165,7 @@ def test_transformers(seed, name):
         torch.testing.assert_close(out, expected, **WITHIN)
 
 
+@pytest.mark.peer("transformers")
 @seeds
 def test_a_batch_of_grids_in_transformers(seed):
     """SigLIP 2 resizes for each image, Qwen3-VL gathers for a packed row of them."""
@@ -186,6 +189,7 @@ def test_a_batch_of_grids_in_transformers(seed):
             torch.testing.assert_close(grid_tables(table, grids, how), expected, **WITHIN)
 
 
+@pytest.mark.peer("torchvision")
 @seeds
 def test_torchvision(seed):
     for (side, _), (size, _) in pairs(seed):
@@ -196,6 +200,7 @@ def test_torchvision(seed):
         torch.testing.assert_close(out, state["encoder.pos_embedding"], **WITHIN)
 
 
+@pytest.mark.peer("timm")
 @seeds
 @pytest.mark.parametrize("extra", [0, 3])
 def test_bias_tables_of_timm(seed, extra):
@@ -213,6 +218,7 @@ def test_bias_tables_of_timm(seed, extra):
             )
 
 
+@pytest.mark.peer("timm")
 @seeds
 def test_patch_kernels_of_timm(seed):
     """Its pseudo-inverse is of one large matrix in float32, here of two small ones."""

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import mmpos
 from mmpos import coordinates
@@ -45,7 +46,8 @@ def test_a_cast_rounds_what_is_learned_and_nothing_else(
     out = values(encoding_case, positions, cast)
     if is_fixed(encoding_case):
         assert_same(out, expected)
-    for a, b in zip(out, expected, strict=True):
+    rounded = copy.deepcopy(cast).float()
+    for a, b in zip(out, values(encoding_case, positions, rounded), strict=True):
         torch.testing.assert_close(a.float(), b.to(dtype).float() if a.dtype == dtype else b)
     assert_same(values(encoding_case, positions), expected)
 
@@ -65,6 +67,7 @@ def test_another_default_dtype(encoding_case, values, expected, dtype):
                 encoding_case.base.__name__
             ],
             encoding_case.grid,
+            **encoding_case.named,
         )
         positions = join(absent(1, len(encoding_case.grid)), encoding_case.cells(11))
         same = encoding_case.encoding if not is_fixed(encoding_case) else rebuilt
@@ -145,12 +148,22 @@ def test_a_reading_survives_half_precision(encoding_case, reading):
     positions = encoding_case.cells(11)
     args = (positions, positions) if encoding_case.base is mmpos.AttentionBias else (positions,)
     extent = [2 * size for size in encoding_case.grid]
-    expected = encoding(*args, extent=extent)
+    encoding.bfloat16()  # rounds what is learned, before and after alike
+    try:
+        expected = copy.deepcopy(encoding).float()(*args, extent=extent)
+    except ValueError as refused:
+        assert "whole" in str(refused) or "no number" in str(refused)
+        pytest.skip("reads whole cells only")
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.autocast("cpu", torch.bfloat16):
-            again = encoding.bfloat16()(*args, extent=extent)
+            again = encoding(*args, extent=extent)
     finally:
         torch.set_default_dtype(torch.float32)
-    for a, b in zip(again, expected, strict=True):
-        assert a == b if isinstance(a, str) else torch.equal(a, b)
+    for a, b in zip(tree_leaves(again), tree_leaves(expected), strict=True):
+        if not isinstance(a, torch.Tensor):
+            assert a == b
+        elif is_fixed(encoding_case):
+            assert torch.equal(a, b)
+        else:
+            torch.testing.assert_close(a.float(), b, rtol=1e-2, atol=1e-2)

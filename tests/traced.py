@@ -1,7 +1,9 @@
 """Law 10 where torch traces the code. Run by `test_traced.py`, without shape checks."""
 
+import runpy
 import shutil
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,11 @@ import mmpos
 from mmpos.positions import absent, join
 
 LENGTHS = (7, 12, 30, 9, 7)
+ONE_AXIS = [
+    name
+    for name, axes in runpy.run_path(str(Path(__file__).with_name("variants.py")))["AXES"].items()
+    if 2 not in axes
+]
 DYNAMIC = torch.export.Dim("length", min=2, max=4096)
 
 
@@ -49,6 +56,42 @@ def test_every_encoding_compiles_whole_and_once_for_all_lengths(encoding_case):
         for a, b in zip(compiled(positions), eager(positions), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
     assert graphs.frame_count <= first + 1, "one graph more, for a length that is not fixed"
+
+
+class Plain(torch.nn.Module):
+    """The encoding as a module of one tensor, which gives tensors."""
+
+    def __init__(self, case):
+        super().__init__()
+        self.encoding = case.encoding
+        self.call = plain(case)
+
+    def forward(self, positions):
+        return self.call(positions)
+
+
+def test_onnx_gives_what_the_encoding_gives(encoding_case, tmp_path):
+    if len(encoding_case.grid) != 2 and type(encoding_case.encoding).__name__ not in ONE_AXIS:
+        pytest.skip("two axes stand for all")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    prefix = absent(1, len(encoding_case.grid))
+    positions = join(prefix, encoding_case.cells(11))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            Plain(encoding_case).eval(),
+            (positions,),
+            dynamo=True,
+            dynamic_shapes=({0: DYNAMIC},),
+            verbose=False,
+        )
+    program.save(tmp_path / "encoding.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "encoding.onnx")
+    for length in (4, 30):
+        positions = join(prefix, encoding_case.cells(length))
+        out = session.run(None, {session.get_inputs()[0].name: positions.numpy()})
+        for a, b in zip(out, plain(encoding_case)(positions), strict=True):
+            torch.testing.assert_close(torch.from_numpy(a), b, rtol=0, atol=2e-5)
 
 
 def test_transformer_exports_with_a_dynamic_length(case):

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from mmpos.coordinates import Extent
 from mmpos.positions import Axes, axis_count
+from mmpos.spec import Specified
 
 
-class AdditiveEncoding(nn.Module, ABC):
+class AdditiveEncoding(Specified, nn.Module, ABC):
     """A vector for each token, to be added to it once, before the first layer.
 
     Shape: positions ``[..., L, A]`` → ``[..., L, dim]`` in float32. A token without a place gets

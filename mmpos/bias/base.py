@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Num
@@ -9,14 +10,27 @@ from torch import Tensor, nn
 
 from mmpos.coordinates import Coordinates, Extent, reading
 from mmpos.positions import Axes, axis_count, check, join
+from mmpos.spec import Specified
 
 
-class AttentionBias(nn.Module, ABC):
+class BiasBlocks(NamedTuple):
+    """A bias that is formed for some queries at a time, with gradients to what is learned in it."""
+
+    form: Callable[[int, int], Tensor]
+    """The dense bias ``[..., H, stop - start, Lk]`` of the queries from ``start`` to ``stop``."""
+    parameters: tuple[Tensor, ...]
+    """What is learned in it."""
+
+
+class AttentionBias(Specified, nn.Module, ABC):
     """A number for each head and pair of tokens, added to the scaled attention scores.
 
     A subclass writes `score`, the bias of one pair; the dense bias and the FlexAttention
     ``score_mod`` both follow from it.
     """
+
+    relative: ClassVar[bool] = True
+    """Whether the bias depends on differences of positions alone."""
 
     def __init__(
         self, heads: int, axes: Axes = 1, *, coordinates: Coordinates | None = None
@@ -43,7 +57,10 @@ class AttentionBias(nn.Module, ABC):
         extent: Extent | None = None,
     ) -> Float[Tensor, "*batch head query key"]:
         """The dense bias ``[..., H, Lq, Lk]`` for tokens at the positions ``queries``, ``keys``."""
-        q, k = self._read(queries, keys, extent)
+        return self.dense(*self._read(queries, keys, extent))
+
+    def dense(self, q: Tensor, k: Tensor) -> Tensor:
+        """The dense bias of coordinates that were read, ``[..., Lq, A]`` and ``[..., Lk, A]``."""
         heads = torch.arange(self.heads, device=q.device)[:, None, None]
         axes = range(q.shape[-1])
         bias = self.score(
@@ -53,6 +70,21 @@ class AttentionBias(nn.Module, ABC):
         )
         return bias.float().expand(*bias.shape[:-3], self.heads, q.shape[-2], k.shape[-2])
 
+    def blocks(
+        self,
+        queries: Num[Tensor, "*#batch query axes"],
+        keys: Num[Tensor, "*#batch key axes"],
+        extent: Extent | None = None,
+    ) -> BiasBlocks:
+        """The same bias for `mmpos.attend` to form by blocks of queries, never as a whole.
+
+        Its gradient then needs no ``[B, H, Lq, Lk]`` tensor.
+        """
+        q, k = self._read(queries, keys, extent)
+        return BiasBlocks(
+            lambda start, stop: self.dense(q[..., start:stop, :], k), tuple(self.parameters())
+        )
+
     def score_mod(
         self,
         queries: Num[Tensor, "query axes"],
@@ -60,16 +92,24 @@ class AttentionBias(nn.Module, ABC):
         extent: Extent | None = None,
     ) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
         """The same bias as a ``score_mod`` of `torch.nn.attention.flex_attention`."""
-        read = self._read(queries, keys, extent)
-        q, k = (part.unbind(-1) for part in read)
+        bias = self.lookup(*self._read(queries, keys, extent))
 
         def add_bias(
             score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor
         ) -> Tensor:
-            bias = self.score([axis[query] for axis in q], [axis[key] for axis in k], head)
-            return score + bias.to(score.dtype)
+            return score + bias(query, key, head).to(score.dtype)
 
         return add_bias
+
+    def lookup(self, q: Tensor, k: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """`score` by the indices of a query, a key and a head, for coordinates that were read.
+
+        A subclass forms here what is common to all pairs.
+        """
+        queries, keys = by_axis(q), by_axis(k)
+        return lambda query, key, head: self.score(
+            [axis[query] for axis in queries], [axis[key] for axis in keys], head
+        )
 
     def _read(self, queries: Tensor, keys: Tensor, extent: Extent | None) -> Sequence[Tensor]:
         """Both in one reading, so that a disturbance in training is the same for both."""
@@ -79,3 +119,11 @@ class AttentionBias(nn.Module, ABC):
             join(queries, keys), axes=self.axes, extent=extent, training=self.training
         )
         return read.split([queries.shape[-2], keys.shape[-2]], dim=-2)
+
+
+def by_axis(coordinates: Tensor) -> list[Tensor]:
+    """Coordinates ``[..., L, A]`` as a tensor ``[..., L]`` for each axis.
+
+    Each lies in memory of its own, without which compiled FlexAttention fails on the CPU.
+    """
+    return [axis.contiguous() for axis in coordinates.unbind(-1)]

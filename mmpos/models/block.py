@@ -60,7 +60,7 @@ class Attention(nn.Module):
         )
         q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+            q, k = rotate(q, rotation), rotate(k, rotation.dual)
         out = attend(q, k, v, prepared=prepared)
         return self.out(rearrange(out, "b h l d -> b l (h d)"))
 

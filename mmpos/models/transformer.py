@@ -8,10 +8,12 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor, nn
 
 from mmpos.additive import AdditiveEncoding
-from mmpos.attention import prepare
-from mmpos.bias import AttentionBias
+from mmpos.attention import Prepared, prepare
+from mmpos.bias import AttentionBias, ContentBias
 from mmpos.coordinates import Extent
+from mmpos.frequencies import Length
 from mmpos.models.block import Attention, Block, Mlp
+from mmpos.models.slots import fill, fill_layers, pattern
 from mmpos.positions import Axes, absent, axis_count, join
 from mmpos.rotary import RotaryEncoding
 
@@ -32,6 +34,12 @@ class Transformer(nn.Module):
     positions (NoPE). A slot takes the encoding itself, or a callable that makes it from
     ``(dim | head_dim | heads, axes)``, such as its class.
 
+    A list in ``rotary``, ``bias`` or ``window`` is a pattern that layers repeat in turn. In
+    ``[RotaryEncoding] * 3 + [nn.Identity]`` every fourth layer has no rotation (RNoPE,
+    arXiv:2501.18795, sec. 3); two encodings, with a window for the first, make local and global
+    layers of different bases (Gemma 3, arXiv:2503.19786, sec. 2). Layers in the same place of a
+    pattern share one encoding; a list as long as the depth has one for each layer.
+
     Args:
         axes: number of axes, or the grid that the model is trained on.
         size: width, depth and heads: ``nano`` 64, 4, 4; ``tiny`` 192, 12, 3; ``small`` 384, 12, 6;
@@ -39,6 +47,9 @@ class Transformer(nn.Module):
         dim, depth, heads: in place of those of ``size``.
         kv_heads, qk_norm: see `Attention`.
         additive, rotary, bias: the three slots.
+        per_layer: slots in which every layer has an encoding of its own (learned ones, such as
+            mixed RoPE, are usually not shared); a callable is then called once for each layer.
+        window: how many tokens before it (and after, unless causal) a token sees; all if None.
         class_token: whether a learned token without a place comes first.
         registers: how many more learned tokens without a place follow it (arXiv:2309.16588).
         mlp, norm: make the feed-forward part and the norms from ``dim``.
@@ -63,8 +74,14 @@ class Transformer(nn.Module):
         heads: int | None = None,
         kv_heads: int | None = None,
         additive: Callable[[int, Sequence[int]], AdditiveEncoding] | None = None,
-        rotary: Callable[[int, Sequence[int]], RotaryEncoding] | None = None,
-        bias: Callable[[int, Sequence[int]], AttentionBias] | None = None,
+        rotary: list[Callable[[int, Sequence[int]], RotaryEncoding | nn.Identity]]
+        | Callable[[int, Sequence[int]], RotaryEncoding]
+        | None = None,
+        bias: list[Callable[[int, Sequence[int]], AttentionBias | ContentBias | nn.Identity]]
+        | Callable[[int, Sequence[int]], AttentionBias | ContentBias]
+        | None = None,
+        per_layer: Sequence[Literal["rotary", "bias"]] = (),
+        window: list[int | None] | int | None = None,
         class_token: bool = False,
         registers: int = 0,
         mlp: Callable[[int], nn.Module] = Mlp,
@@ -105,13 +122,33 @@ class Transformer(nn.Module):
             nn.Parameter(torch.empty(self.prefix_tokens, self.dim)) if self.prefix_tokens else None
         )
         self.reset_parameters()
-        self.additive: AdditiveEncoding | None = _fill(
-            additive, AdditiveEncoding, "dim", self.dim, axes
+        for name in per_layer:
+            if name not in ("rotary", "bias"):
+                raise ValueError(f"per_layer names slots among 'rotary' and 'bias', got {name!r}")
+        for name in per_layer:
+            if name not in ("rotary", "bias"):
+                raise ValueError(f"per_layer names slots among 'rotary' and 'bias', got {name!r}")
+        if window is not None and self.prefix_tokens:
+            raise ValueError("a window would hide class and register tokens: use one or the other")
+        self.windows: list[int | None] = pattern(window, depth, "window")
+        head_dim = self.dim // heads
+        self.additive: AdditiveEncoding | None = (
+            None if additive is None else fill(additive, AdditiveEncoding, "dim", self.dim, axes)
         )
-        self.rotary: RotaryEncoding | None = _fill(
-            rotary, RotaryEncoding, "head_dim", self.dim // heads, axes
+        self.rotary, self.rotary_of = fill_layers(
+            rotary,
+            lambda slot: fill(slot, RotaryEncoding, "head_dim", head_dim, axes),
+            depth,
+            "rotary",
+            "rotary" in per_layer,
         )
-        self.bias: AttentionBias | None = _fill(bias, AttentionBias, "heads", heads, axes)
+        self.bias, self.bias_of = fill_layers(
+            bias,
+            lambda slot: fill(slot, (AttentionBias, ContentBias), "heads", heads, axes),
+            depth,
+            "bias",
+            "bias" in per_layer,
+        )
 
     def reset_parameters(self) -> None:
         """Draw weights as ViT does: truncated normal of 0.02, biases 0."""
@@ -131,6 +168,7 @@ class Transformer(nn.Module):
         extent: Extent | None = None,
         mask: Bool[Tensor, "batch length"] | None = None,
         segments: Int[Tensor, "batch length"] | None = None,
+        length: Length | None = None,
     ) -> Float[Tensor, "batch prefix_and_length dim"]:
         """Encode tokens ``x`` at ``positions``: shared ``[L, A]``, or a row's own ``[B, L, A]``.
 
@@ -138,14 +176,17 @@ class Transformer(nn.Module):
             extent: size of the grid that the positions lie on, for readings that need it.
             mask: True for real tokens, False for padding.
             segments: the document of each token; tokens see their own document only.
+            length: for context extensions that depend on it; by default the number of tokens, or
+                the grid.
 
         Returns: prefix tokens first, then the tokens.
         Raises: ValueError for positions that do not fit, or segments together with prefix tokens.
         """
-        wanted = (x.shape[-2], axis_count(self.axes))
+        tokens = x.shape[-2]
+        wanted = (tokens, axis_count(self.axes))
         if tuple(positions.shape) not in (wanted, (1, *wanted), (x.shape[0], *wanted)):
             raise ValueError(
-                f"{x.shape[0]} rows of {x.shape[-2]} tokens have positions of shape "
+                f"{x.shape[0]} rows of {tokens} tokens have positions of shape "
                 f"{tuple(positions.shape)}, expected {wanted} or {(x.shape[0], *wanted)}"
             )
         if self.prefix is not None:
@@ -161,36 +202,42 @@ class Transformer(nn.Module):
                 mask = nn.functional.pad(mask, (self.prefix_tokens, 0), value=True)
         if self.additive is not None:
             x = x + self.additive(positions, extent).to(x.dtype)
-        rotation = None if self.rotary is None else self.rotary(positions, extent)
-        prepared = prepare(
-            x.shape[-2],
-            x.shape[-2],
-            bias=None if self.bias is None else self.bias(positions, positions, extent),
-            causal=self.causal,
-            q_segments=segments,
-            k_segments=segments,
-            mask=mask,
-            device=x.device,
-        )
-        for layer in self.layers:
-            x = layer(x, rotation, prepared)
+        rotations = [
+            rotary(positions, extent, length=self._length(rotary, tokens, extent, length))
+            for rotary in _modules(self.rotary)
+        ]
+        biases = [bias(positions, positions, extent) for bias in _modules(self.bias)]
+        prepared: dict[tuple[int | None, int | None], Prepared] = {}
+        for layer, turn, added, window in zip(
+            self.layers, self.rotary_of, self.bias_of, self.windows, strict=True
+        ):
+            if (added, window) not in prepared:
+                prepared[added, window] = prepare(
+                    x.shape[-2],
+                    x.shape[-2],
+                    bias=None if added is None else biases[added],
+                    causal=self.causal,
+                    window=window,
+                    q_segments=segments,
+                    k_segments=segments,
+                    mask=mask,
+                    device=x.device,
+                )
+            x = layer(x, None if turn is None else rotations[turn], prepared[added, window])
         return self.norm(x)
 
+    def _length(
+        self, rotary: RotaryEncoding, tokens: int, extent: Extent | None, given: Length | None
+    ) -> Length | None:
+        """What an extension takes for the length: what was given, or all there is."""
+        if given is not None or not rotary.needs_length:
+            return given
+        if axis_count(self.axes) == 1:
+            return tokens
+        return None if isinstance(extent, Tensor) else extent
 
-def _fill(
-    slot: Callable[[int, Any], Any] | None, kind: type, size: str, needed: int, axes: Axes
-) -> Any:
+
+def _modules(slot: nn.Module | None) -> list[Any]:
     if slot is None:
-        return None
-    encoding = slot if isinstance(slot, nn.Module) else slot(needed, axes)
-    if not isinstance(encoding, kind):
-        raise TypeError(
-            f"this place takes an {kind.__name__}, got {type(encoding).__name__}: "
-            "additive, rotary and bias are three places for three kinds"
-        )
-    if getattr(encoding, size) != needed:
-        raise ValueError(
-            f"{type(encoding).__name__} was made for {size}={getattr(encoding, size)}, "
-            f"the transformer needs {needed}: pass its class, or make it with {size}={needed}"
-        )
-    return encoding
+        return []
+    return list(slot) if isinstance(slot, nn.ModuleList) else [slot]

@@ -9,8 +9,7 @@ from timm.layers.pos_embed_sincos import (
     RotaryEmbeddingDinoV3,
     apply_rot_embed_cat,
 )
-from transformers import GPTNeoXConfig, LlamaConfig
-from transformers.models.gpt_neox import modeling_gpt_neox
+from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
 import mmpos
@@ -18,6 +17,7 @@ from mmpos import RotaryEncoding
 from mmpos.coordinates import Centered, Index, OneBased, Scaled
 from mmpos.positions import absent, grid, join
 
+SIDES = {"own": "separate", "longest": "max", "shortest": "min"}
 SIZES = [(3, 300), (300, 2), (14, 14), (5, 7)]
 
 
@@ -35,6 +35,7 @@ def qk():
     return call
 
 
+@pytest.mark.peer("timm")
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("temperature", [100.0, 10000.0])
@@ -48,16 +49,21 @@ def test_timm_axial(qk, sizes, temperature, half):
         close(mmpos.rotate(x, rotation), apply_rot_embed_cat(x, theirs, half=half))
 
 
+@pytest.mark.peer("timm")
 @pytest.mark.parametrize("sizes", SIZES)
 def test_timm_axial_with_the_columns_first(qk, sizes):
     theirs = RotaryEmbeddingCat(
         64, temperature=100.0, in_pixels=False, grid_indexing="xy"
     ).get_embed(list(sizes))
-    rotation = RotaryEncoding(64, 2, base=100.0)(grid(*sizes).flip(-1))
+    flipped = RotaryEncoding(64, 2, base=100.0)(grid(*sizes).flip(-1))
+    ordered = RotaryEncoding(64, 2, base=100.0, order=(1, 0))(grid(*sizes))
     for x in qk(math.prod(sizes)):
-        close(mmpos.rotate(x, rotation), apply_rot_embed_cat(x, theirs))
+        expected = apply_rot_embed_cat(x, theirs)
+        close(mmpos.rotate(x, flipped), expected)
+        close(mmpos.rotate(x, ordered), expected)
 
 
+@pytest.mark.peer("timm")
 @pytest.mark.parametrize(
     ("options", "reading"),
     [
@@ -79,6 +85,7 @@ def test_timm_coordinates(qk, sizes, options, reading):
         close(mmpos.rotate(x, rotation), apply_rot_embed_cat(x, theirs))
 
 
+@pytest.mark.peer("timm")
 def test_timm_leaves_out_the_class_token_as_no_place_does(qk):
     theirs = RotaryEmbeddingCat(
         64, temperature=100.0, in_pixels=False, grid_indexing="ij"
@@ -90,21 +97,24 @@ def test_timm_leaves_out_the_class_token_as_no_place_does(qk):
         close(out[:, :, 2:], apply_rot_embed_cat(x[:, :, 2:].contiguous(), theirs))
 
 
+@pytest.mark.peer("timm")
 @pytest.mark.parametrize("training", [False, True])
-def test_dinov3_is_centred_coordinates_in_whole_turns(qk, training):
-    theirs = RotaryEmbeddingDinoV3(
-        64, temperature=100.0, shift_coords=0.3, jitter_coords=1.5, rescale_coords=2.0
-    ).train(training)
+@pytest.mark.parametrize(("side", "theirs"), SIDES.items())
+@pytest.mark.parametrize("sizes", [(5, 60), (14, 14), (30, 7)])
+def test_timm_dinov3(qk, sizes, side, theirs, training):
+    disturbed = {"shift_coords": 0.3, "jitter_coords": 1.5, "rescale_coords": 2.0}
+    peer = RotaryEmbeddingDinoV3(64, temperature=100.0, normalize_coords=theirs, **disturbed)
     torch.manual_seed(3)
-    embed = theirs.get_embed([5, 300])
+    embed = peer.train(training).get_embed(list(sizes))
+    reading = Centered(turns=True, side=side, shift=0.3, jitter=1.5, rescale=2.0)
+    ours = RotaryEncoding(64, 2, base=100.0, layout="half", coordinates=reading)
     torch.manual_seed(3)
-    reading = Centered(shift=0.3, jitter=1.5, rescale=2.0)
-    read = reading(grid(5, 300), axes=2, extent=(5, 300), training=training)
-    rotation = RotaryEncoding(64, 2, base=100.0, layout="half")(2 * math.pi * read)
-    for x in qk(1500):
+    rotation = ours.train(training)(grid(*sizes), sizes)
+    for x in qk(math.prod(sizes)):
         close(mmpos.rotate(x, rotation), apply_rot_embed_cat(x, embed, half=True))
 
 
+@pytest.mark.peer("transformers")
 @pytest.mark.parametrize(("base", "tolerance"), [(10000.0, 1e-5), (500000.0, 5e-5)])
 def test_llama(qk, base, tolerance):
     rope = {"rope_type": "default", "rope_theta": base}
@@ -117,20 +127,3 @@ def test_llama(qk, base, tolerance):
     rotation = RotaryEncoding(64, base=base, layout="half")(positions.unsqueeze(-1))
     for x, turned in zip((q, k), expected, strict=True):
         close(mmpos.rotate(x, rotation), turned, tolerance)
-
-
-@pytest.mark.parametrize("part", [0.25, 0.5, 1.0])
-def test_gpt_neox_turns_a_part_of_the_head(qk, part):
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": part}
-    old = {"hidden_size": 192, "num_attention_heads": 3, "rotary_pct": part}
-    config = GPTNeoXConfig(**old, rope_parameters=rope)
-    positions = torch.arange(500).expand(2, -1)
-    q, k = qk(500)
-    cos, sin = modeling_gpt_neox.GPTNeoXRotaryEmbedding(config)(q, positions)
-    expected = modeling_gpt_neox.apply_rotary_pos_emb(q, k, cos, sin)
-    encoding = RotaryEncoding(64, rotary_dim=int(64 * part), layout="half")
-    rotation = encoding(positions.unsqueeze(-1))
-    for x, turned in zip((q, k), expected, strict=True):
-        close(mmpos.rotate(x, rotation), turned)
-        width = int(64 * part)
-        assert torch.equal(mmpos.rotate(x, rotation)[..., width:], x[..., width:])

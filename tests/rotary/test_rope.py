@@ -67,16 +67,53 @@ def test_an_axis_alone_is_the_one_axis_encoding_of_its_own_pairs(axes):
     x, turns = torch.randn(2, 3, 7, 64), sequence(7, start=300)
     encoding = RotaryEncoding(64, axes)
     start = 0
-    for axis, pairs in enumerate(encoding.split):
+    for axis, pairs in enumerate(encoding.pairs):
         positions = torch.full((7, axes), math.nan)
         positions[:, axis : axis + 1] = turns
         part = slice(2 * start, 2 * (start + pairs))
-        alone = mmpos.rotate(x[..., part].contiguous(), RotaryEncoding(2 * pairs)(turns))
-        out = mmpos.rotate(x, encoding(positions))
-        assert torch.equal(out[..., part], alone)
+        rotation, own = encoding(positions), RotaryEncoding(2 * pairs)(turns)
+        assert torch.equal(rotation.cos[..., start : start + pairs], own.cos)
+        assert torch.equal(rotation.sin[..., start : start + pairs], own.sin)
+        out, alone = mmpos.rotate(x, rotation), mmpos.rotate(x[..., part].contiguous(), own)
+        torch.testing.assert_close(out[..., part], alone, rtol=0, atol=1e-6)
         assert torch.equal(out[..., : part.start], x[..., : part.start])
         assert torch.equal(out[..., part.stop :], x[..., part.stop :])
         start += pairs
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+@pytest.mark.parametrize(
+    ("split", "bases", "order"),
+    [
+        ((1, 5, 2), (100.0, 1e4, 1e6), None),
+        ((3, 1, 1), 50.0, (2, 0, 1)),
+        ((2, 4, 2), (100.0, 50.0, 10.0), (1, 2, 0)),
+    ],
+)
+def test_each_axis_has_its_pairs_its_base_and_its_place(split, bases, order, layout):
+    encoding = RotaryEncoding(16, 3, split=split, base=bases, order=order, layout=layout)
+    positions = torch.rand(7, 3, dtype=torch.float64) * 900 - 100
+    rotation, pair = encoding(positions), 0
+    for axis in order or range(3):
+        base = bases if isinstance(bases, float) else bases[axis]
+        for i in range(split[axis]):
+            assert encoding.pair_axes[pair] == axis
+            angle = positions[:, axis] * base ** (-i / split[axis])
+            torch.testing.assert_close(
+                rotation.cos[0, :, pair], angle.cos().float(), rtol=0, atol=1e-6
+            )
+            torch.testing.assert_close(
+                rotation.sin[0, :, pair], angle.sin().float(), rtol=0, atol=1e-6
+            )
+            pair += 1
+    assert rotation.cos.shape[-1] == pair
+    assert mmpos.build(encoding.spec()).spec() == encoding.spec()
+
+
+def test_an_order_is_that_of_flipped_positions():
+    positions = join(absent(2, 3), grid(2, 3, 270))
+    ordered = RotaryEncoding(18, 3, order=(2, 1, 0))(positions)
+    assert torch.equal(ordered.cos, RotaryEncoding(18, 3)(positions.flip(-1)).cos)
 
 
 def test_a_missing_coordinate_turns_as_coordinate_zero():
@@ -123,6 +160,22 @@ def test_a_disturbance_in_training_is_one_for_all_tokens():
         ({"head_dim": 4, "axes": 3}, r"2 pairs \(4 features\) cannot be divided among 3 axes"),
         ({"head_dim": 16, "axes": 0}, "axes must be a number of 1 or more"),
         ({"head_dim": 16, "base": 0.0}, "base must be above 0 and finite, got 0.0"),
+        (
+            {"head_dim": 16, "axes": 2, "base": (100.0,)},
+            "base has 1 entries, the encoding has 2 axes",
+        ),
+        (
+            {"head_dim": 16, "axes": 2, "split": (4, 5)},
+            "even number of features between 2 and head_dim=16, got 18",
+        ),
+        (
+            {"head_dim": 16, "axes": 2, "split": (4, 2), "rotary_dim": 16},
+            r"split=\(4, 2\) must give each of the 2 axes 1 pair or more, 8 in all",
+        ),
+        ({"head_dim": 16, "axes": 2, "split": (8, 0)}, r"split=\(8, 0\) must give each of the 2"),
+        ({"head_dim": 16, "axes": 3, "split": (4, 4)}, r"split=\(4, 4\) must give each of the 3"),
+        ({"head_dim": 16, "axes": 2, "order": (1, 1)}, r"order=\(1, 1\) must name each .* 0 … 1"),
+        ({"head_dim": 16, "axes": 2, "order": (0,)}, r"order=\(0,\) must name each of the axes"),
         ({"head_dim": 16, "layout": "llama"}, "layout must be one of.*half.*got 'llama'"),
     ],
 )
@@ -133,7 +186,9 @@ def test_bad_arguments(unchecked, arguments, message):
 
 def test_heads_that_do_not_fit_the_rotation(unchecked):
     rotation = RotaryEncoding(16)(sequence(7))
-    with pytest.raises(ValueError, match="x has 8 features in a head, the rotation turns 16"):
+    with pytest.raises(
+        ValueError, match="x has 8 features in a head, the rotation turns those up to 16"
+    ):
         mmpos.rotate(torch.randn(1, 3, 7, 8), rotation)
     with pytest.raises(
         ValueError, match=r"x has shape \(1, 7, 3, 16\).*rotation is for .* = \(1, 7\)"
@@ -161,7 +216,7 @@ def test_what_cannot_be_turned(unchecked):
 @pytest.mark.parametrize("start", [4096, 100_000, 10**6, 2**24, 1_700_000_000])
 def test_angles_are_exact_far_out(start):
     """To the rounding of a float32 cosine, for every pair: seconds since 1970 are positions too."""
-    cos, sin, _ = RotaryEncoding(16)(sequence(5, start=start))
+    cos, sin = RotaryEncoding(16)(sequence(5, start=start))[:2]
     for row, position in enumerate(range(start, start + 5)):
         for pair in range(8):
             angle = math.fmod(position * 10000 ** (-pair / 8), 2 * math.pi)

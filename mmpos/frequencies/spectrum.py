@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -43,27 +42,16 @@ def split_pairs(pairs: int, axes: int) -> tuple[int, ...]:
     return (share + rest, *[share] * (axes - 1))
 
 
-def axial(split: Sequence[int], base: float = 10000.0) -> list[list[float]]:
-    """Frequencies ``[A][P]`` in which each axis turns pairs of its own, each a whole spectrum.
-
-    >>> axial((2, 1), base=100)
-    [[1.0, 0.1, 0.0], [0.0, 0.0, 1.0]]
-    """
-    rows, before = [], 0
-    for pairs in split:
-        after = sum(split) - before - pairs
-        rows.append([0.0] * before + geometric(pairs, base) + [0.0] * after)
-        before += pairs
-    return rows
-
-
 def angles(
-    coordinates: Float[Tensor, "*batch length axes"],
-    frequencies: Float[Tensor, "*head axes pairs"],
-) -> Float[Tensor, "*batch length pairs"]:
+    coordinates: Float[Tensor, "*#batch length axes"],
+    frequencies: Float[Tensor, "*#batch head axes pairs"],
+) -> Float[Tensor, "*batch head length pairs"]:
     """``Σ_a coordinates[..., a] · frequencies[a, p]`` in radians; NaN coordinates contribute 0.
 
     Formed by elementwise products: autocast would round a matrix product.
     """
-    known = torch.where(coordinates.isnan(), 0.0, coordinates)
-    return (known.unsqueeze(-1) * frequencies).sum(-2)
+    known = torch.where(coordinates.isnan(), 0.0, coordinates).unsqueeze(-3)
+    parts = [
+        known[..., axis, None] * frequencies[..., None, axis, :] for axis in range(known.shape[-1])
+    ]
+    return sum(parts[1:], parts[0])

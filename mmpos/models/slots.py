@@ -1,0 +1,82 @@
+"""Which encoding each layer has: one for all, one for each, or a pattern that repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from mmpos.positions import Axes
+
+Slot = Callable[[int, Any], nn.Module]
+"""An encoding, or what makes one from the size it serves and the axes: its class, for example."""
+
+
+def fill(slot: Slot, kind: type | tuple[type, ...], size: str, needed: int, axes: Axes) -> Any:
+    """The encoding of a slot.
+
+    Args:
+        kind: what the slot takes.
+        size, needed: the name of the size that the encoding serves, and what it must be.
+
+    Raises: TypeError for an encoding of another kind, ValueError for one made for other sizes.
+    """
+    encoding = slot if isinstance(slot, nn.Module) else slot(needed, axes)
+    if not isinstance(encoding, kind):
+        name = kind[0].__name__ if isinstance(kind, tuple) else kind.__name__
+        raise TypeError(
+            f"this place takes an {name}, got {type(encoding).__name__}: "
+            "additive, rotary and bias are three places for three kinds"
+        )
+    if getattr(encoding, size) != needed:
+        raise ValueError(
+            f"{type(encoding).__name__} was made for {size}={getattr(encoding, size)}, "
+            f"the transformer needs {needed}: pass its class, or make it with {size}={needed}"
+        )
+    return encoding
+
+
+def pattern(given: Any, depth: int, name: str) -> list[Any]:
+    """What each layer gets: ``given`` for all, or a list of which they take turns.
+
+    Raises: ValueError for a list that does not divide the layers.
+    """
+    if not isinstance(given, Sequence) or isinstance(given, nn.Module):
+        return [given] * depth
+    if not given or depth % len(given):
+        raise ValueError(
+            f"{name} is a pattern of {len(given)} layers, which does not divide a depth of {depth}"
+        )
+    return [given[layer % len(given)] for layer in range(depth)]
+
+
+def fill_layers(
+    slots: Slot | Sequence[Slot] | None,
+    make: Callable[[Slot], nn.Module],
+    depth: int,
+    name: str,
+    own: bool,
+) -> tuple[Any, list[int | None]]:
+    """The encodings of all layers, and the index of each layer's, None where it has none.
+
+    `nn.Identity` in a pattern is a layer without one. With ``own`` a callable makes one for each
+    layer. The encodings are a single module if all layers share it, else a `ModuleList`.
+    """
+    made: dict[Any, int] = {}
+    modules: list[nn.Module] = []
+    index: list[int | None] = []
+    places = len(slots) if isinstance(slots, Sequence) else 1
+    for layer, slot in enumerate(pattern(slots, depth, name)):
+        if slot is None or slot is nn.Identity or isinstance(slot, nn.Identity):
+            index.append(None)
+            continue
+        key = slot if isinstance(slot, nn.Module) else layer if own else layer % places
+        if key not in made:
+            made[key] = len(modules)
+            modules.append(make(slot))
+        index.append(made[key])
+    if not modules:
+        return None, index
+    single = len(modules) == 1 and not isinstance(slots, Sequence)
+    return modules[0] if single else nn.ModuleList(modules), index

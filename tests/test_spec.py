@@ -1,0 +1,107 @@
+"""Every encoding as plain data, and rebuilt from it."""
+
+import json
+
+import pytest
+import torch
+
+import mmpos
+from mmpos import coordinates, frequencies
+from mmpos.resample import Resampling
+
+
+def test_an_encoding_is_rebuilt_from_json(encoding_case, values):
+    encoding = encoding_case.encoding
+    text = json.dumps(encoding.spec())
+    twin = mmpos.build(json.loads(text)).eval()
+    assert type(twin) is type(encoding)
+    assert twin.spec() == encoding.spec()
+    twin.load_state_dict(encoding.state_dict())
+    positions = encoding_case.cells(11)
+    for a, b in zip(
+        values(encoding_case, positions, twin), values(encoding_case, positions), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+def test_what_is_default_is_left_out_and_paths_are_public(encoding_case):
+    spec = encoding_case.encoding.spec()
+    assert spec["class_path"] == f"mmpos.{type(encoding_case.encoding).__name__}"
+    given = {name for name, value in encoding_case.named.items() if value is not None}
+    assert given <= set(spec["init_args"]) <= {"dim", "head_dim", "heads", "axes", *given}
+
+
+def test_parts_have_a_spec_too():
+    rope = mmpos.RotaryEncoding(
+        64,
+        (8, 14),
+        coordinates=coordinates.Scaled((4, 7), offset=0.5, jitter=2.0),
+        extension=[None, frequencies.PositionInterpolation(factor=2.0)],
+        temperature=mmpos.LogTemperature(length=64),
+    )
+    spec = rope.spec()
+    assert spec["init_args"] == {
+        "head_dim": 64,
+        "axes": [8, 14],
+        "coordinates": {
+            "class_path": "mmpos.coordinates.Scaled",
+            "init_args": {"reference": [4, 7], "offset": 0.5, "jitter": 2.0},
+        },
+        "extension": [
+            None,
+            {
+                "class_path": "mmpos.frequencies.PositionInterpolation",
+                "init_args": {"factor": 2.0},
+            },
+        ],
+        "temperature": {"class_path": "mmpos.LogTemperature", "init_args": {"length": 64}},
+    }
+    positions = mmpos.positions.grid(8, 14)
+    twin = mmpos.build(spec).eval()
+    assert twin.spec() == spec
+    for a, b in zip(twin(positions, (8, 14)), rope.eval()(positions, (8, 14)), strict=True):
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else type(a) is type(b)
+
+
+def test_what_stands_for_none_is_left_out():
+    table = mmpos.LearnedEncoding(8, (2, 3), resampling=Resampling())
+    assert table.spec()["init_args"] == {"dim": 8, "axes": [2, 3]}
+    other = mmpos.LearnedEncoding(8, (2, 3), resampling=Resampling(mode="bilinear"))
+    assert mmpos.build(other.spec()).resampling == Resampling(mode="bilinear")
+
+
+def test_a_resized_table_says_its_new_grid():
+    table = mmpos.LearnedEncoding(8, (2, 3), prefix_rows=2)
+    table.resize((4, 5))
+    twin = mmpos.build(table.spec())
+    twin.load_state_dict(table.state_dict())
+    assert twin.grid == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        ({}, ValueError, "a spec has class_path and init_args, got {}"),
+        ({"class_path": "mmpos.ALiBi", "x": 1}, ValueError, "has class_path and init_args"),
+        ([("class_path", "mmpos.ALiBi")], ValueError, "has class_path and init_args"),
+        ({"class_path": "mmpos.Alibi"}, ValueError, "no class 'mmpos.Alibi', did you mean mmpos"),
+        ({"class_path": "nowhere.ALiBi"}, ValueError, "no class 'nowhere.ALiBi'"),
+        ({"class_path": "ALiBi"}, ValueError, "no class 'ALiBi'"),
+        ({"class_path": "os.system", "init_args": {}}, TypeError, "os.system is not an encoding"),
+        ({"class_path": "mmpos.models.Mlp"}, TypeError, "it has no spec"),
+        (
+            {"class_path": "mmpos.frequencies.YaRN", "init_args": {"beta_fas": 1}},
+            ValueError,
+            "mmpos.frequencies.YaRN has no argument 'beta_fas': did you mean beta_fast?",
+        ),
+        (
+            {"class_path": "mmpos.ALiBi", "init_args": {"heads": 8, "qqq": 1}},
+            ValueError,
+            "no argument 'qqq': it takes heads, axes",
+        ),
+        ({"class_path": "mmpos.ALiBi"}, ValueError, "mmpos.ALiBi: missing a required.*'heads'"),
+    ],
+)
+def test_refusals(spec, error, message, unchecked):
+    with pytest.raises(error, match=message):
+        mmpos.build(spec)
