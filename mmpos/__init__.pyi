@@ -1,6 +1,7 @@
 from . import attention as attention
 from . import coordinates as coordinates
 from . import frequencies as frequencies
+from . import interop as interop
 from . import models as models
 from . import positions as positions
 from . import resample as resample

@@ -1,0 +1,5 @@
+"""Other libraries' models: their names, orders and habits, converted here and nowhere else."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

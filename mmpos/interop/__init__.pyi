@@ -1,0 +1,3 @@
+from . import timm as timm
+
+__all__: list[str]
