@@ -6,8 +6,7 @@
 A figure is the time to turn q and k, both ``[8, 12, 1024, 64]``, over the time to copy both into
 new memory (``q.clone(), k.clone()``, contiguous, of the same dtype; with a backward pass, their
 gradients too). All ways are timed in turn, in another order at each repeat, so that a busy machine
-slows each alike, and right after an untimed call; figures are medians. Peers are held to be behind
-mmpos in the layout they use.
+slows each alike; figures are medians. Peers are held to be behind mmpos in the layout they use.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -132,7 +132,7 @@ def peers(q: Tensor, k: Tensor, interleaved: Rotation, half: Rotation) -> Iterat
     yield Row("peer timm, interleaved", way, turned, (q, k), "eager interleaved")
 
     if find_spec("rotary_embedding_torch"):
-        from rotary_embedding_torch import apply_rotary_emb
+        apply_rotary_emb = import_module("rotary_embedding_torch").apply_rotary_emb
 
         def lucidrains(angles: Tensor) -> Two:
             return apply_rotary_emb(angles, q), apply_rotary_emb(angles, k)
@@ -164,7 +164,6 @@ def measure(rows: Sequence[Row], repeats: int) -> list[dict]:
     taken: dict = {name: [] for name in ways}
     for _ in range(repeats):
         for name in random.sample(list(ways), len(ways)):
-            ways[name]()  # leaves memory for the next, as a running model does
             begun = time.perf_counter()
             ways[name]()
             taken[name].append(1e3 * (time.perf_counter() - begun))
