@@ -28,8 +28,8 @@ def sequence(
 
     Raises: ValueError for a negative length.
     """
-    if length < 0:
-        raise ValueError(f"a sequence has 0 tokens or more, got {length}")
+    if not isinstance(length, int | torch.SymInt) or length < 0:
+        raise ValueError(f"a sequence has a whole number of tokens, 0 or more, got {length!r}")
     return torch.arange(start, start + length, device=device).unsqueeze(-1)
 
 
@@ -63,13 +63,18 @@ def absent(
 def join(*parts: Num[Tensor, "*#batch _ _"]) -> Num[Tensor, "*batch length axes"]:
     """Positions of consecutive runs of tokens, one after the other; batches are broadcast.
 
-    Integer parts become float32 (exact up to 2**24), or float64, as soon as one part is floating.
+    As soon as one part is floating, all become float64, which is exact for every integer in use;
+    float32 if no part is an integer, or on devices without float64 (exact up to 2**24).
 
     >>> join(absent(1, 1), sequence(2)).tolist()
     [[nan], [0.0], [1.0]]
 
     Raises: ValueError for parts with different numbers of axes; TypeError for half precision.
     """
+    for part in parts:
+        if not isinstance(part, Tensor) or part.ndim < 2:
+            got = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+            raise TypeError(f"parts are tensors [..., length, axes], one by one, got {got}")
     axes = {part.shape[-1] for part in parts}
     if len(axes) != 1:
         raise ValueError(f"cannot join positions with different numbers of axes: {sorted(axes)}")
@@ -78,6 +83,8 @@ def join(*parts: Num[Tensor, "*#batch _ _"]) -> Num[Tensor, "*batch length axes"
     floating = [part.dtype for part in parts if part.is_floating_point()]
     if floating:
         dtype = functools.reduce(torch.promote_types, floating)
+        if len(floating) < len(parts) and parts[0].device.type != "mps":
+            dtype = torch.float64
         parts = tuple(part.to(dtype) for part in parts)
     batch = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
     return torch.cat([part.expand(*batch, *part.shape[-2:]) for part in parts], dim=-2)
@@ -89,6 +96,11 @@ def check(positions: Tensor, axes: int) -> None:
     Raises: TypeError for half precision (which merges integers above 256), booleans and complex
     numbers; ValueError for another number of axes.
     """
+    if not isinstance(positions, Tensor):
+        raise TypeError(
+            f"positions must be a tensor [..., length, {axes}], got {type(positions).__name__}: "
+            "see mmpos.positions"
+        )
     exact = (torch.int32, torch.int64, torch.float32, torch.float64)
     if positions.dtype not in exact:
         raise TypeError(
@@ -110,10 +122,22 @@ def axis_count(axes: Axes) -> int:
 
     Raises: ValueError if there is none, or a size is below 1.
     """
-    count = axes if isinstance(axes, int) else len(axes)
-    if count < 1 or (not isinstance(axes, int) and min(axes) < 1):
-        raise ValueError(f"axes must be a number of 1 or more, or a grid of such sizes, got {axes}")
-    return count
+    sizes = [axes] if isinstance(axes, int) else axes
+    if (
+        not isinstance(sizes, Sequence)
+        or not sizes
+        or any(not isinstance(size, int) or size < 1 for size in sizes)
+    ):
+        raise ValueError(
+            f"axes must be a whole number of 1 or more, or a grid of such sizes, got {axes!r}"
+        )
+    return axes if isinstance(axes, int) else len(axes)
+
+
+def check_size(name: str, size: int) -> None:
+    """Raise ValueError unless ``size`` is a whole number of 1 or more."""
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ValueError(f"{name} must be a whole number of 1 or more, got {size!r}")
 
 
 def grid_of(axes: Axes) -> tuple[int, ...] | None:

@@ -56,6 +56,10 @@ def build(spec: Mapping[str, Any]) -> Any:
         raise ValueError(f"a spec has class_path and init_args, got {spec!r}")
     cls = _find(str(spec["class_path"]))
     arguments = spec.get("init_args") or {}
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"init_args are names with values, got {arguments!r}")
+    if inspect.isabstract(cls):
+        raise TypeError(f"{spec['class_path']} is a kind of encoding: name one of that kind")
     known = list(inspect.signature(cls).parameters)
     for name in arguments:
         if name not in known:
@@ -75,9 +79,11 @@ def _find(path: str) -> type:
         found = importlib.import_module(module)
         cls = getattr(found, name)
     except (ImportError, AttributeError, ValueError):
-        public = getattr(importlib.import_module("mmpos"), "__all__", [])
-        near = difflib.get_close_matches(name, public, 1)
-        hint = f", did you mean mmpos.{near[0]}?" if near else ""
+        within = module if module in ("mmpos.frequencies", "mmpos.coordinates") else "mmpos"
+        known = importlib.import_module(within)
+        names = {own.lower(): own for own in getattr(known, "__all__", dir(known))}
+        near = difflib.get_close_matches(name.lower(), list(names), 1)
+        hint = f", did you mean {within}.{names[near[0]]}?" if near else ""
         raise ValueError(f"there is no class {path!r}{hint}") from None
     if not (isinstance(cls, type) and issubclass(cls, Specified)):
         raise TypeError(f"{path} is not an encoding or a part of one: it has no spec")

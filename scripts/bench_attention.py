@@ -1,10 +1,12 @@
 """Time and memory of attention with each kind of bias, against attention without.
 
-    python scripts/bench_attention.py --rows fixed learned --repeats 15 --json bench.json
+    OMP_WAIT_POLICY=passive python scripts/bench_attention.py --rows learned --json bench.json
 
 All ways of a table are timed in turn, in random order, again and again, so that a busy machine
-slows each alike; times are medians, and ratios are to the first way. Peak memory is that of a fresh
-process that does nothing else; its ratio is to that of the first way.
+slows each alike; times are medians, and ratios are to the first way. On a machine that does other
+things too, threads should not spin while they wait (as above), or ways of many short steps seem
+several times as slow as they are. Peak memory is that of a fresh process that does nothing else;
+its ratio is to that of the first way.
 
 fixed    forward, a bias without gradient: prepared once, in three dimensions as torch would take
          it, built for each call, and one for each sample

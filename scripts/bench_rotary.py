@@ -1,12 +1,12 @@
 """Time the turning of queries and keys against copying them, and against other libraries.
 
     python scripts/bench_rotary.py
-    python scripts/bench_rotary.py --rows eager peer --repeats 100 --json bench.json
+    python scripts/bench_rotary.py --rows eager peers --repeats 100 --json bench.json
 
-A figure is the time to turn q and k, both ``[8, 12, 1024, 64]``, over the time to copy both into
-new memory (``q.clone(), k.clone()``, contiguous, of the same dtype; with a backward pass, their
-gradients too). All ways are timed in turn, in another order at each repeat, so that a busy machine
-slows each alike; figures are medians. Peers are held to be behind mmpos in the layout they use.
+A figure is the time to turn q and k, both ``[8, 12, 1024, 64]``, over the time to copy the same q
+and k into new contiguous memory (``clone``; with a backward pass, their gradients too). All ways
+are timed in turn, in another order at each repeat, so that a busy machine slows each alike; figures
+are medians. Peers are held to be behind mmpos in the layout they use.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from mmpos.positions import sequence
-from mmpos.rotary import RotaryEncoding, Rotation, rotate
-from mmpos.rotary.rotation import rotate_
+from mmpos.rotary import RotaryEncoding, Rotation, rotate, rotate_
 
 Two = tuple[Tensor, Tensor]
 HALVED = {torch.bfloat16: (3.5, 5.0), torch.float16: (3.5, 5.0)}
@@ -75,7 +74,7 @@ def eager(q: Tensor, k: Tensor, interleaved: Rotation, half: Rotation) -> Iterat
 
     qkv = torch.stack((q, k, k)).permute(1, 3, 0, 2, 4).contiguous()  # [B, L, 3, H, D]
     views = qkv[:, :, 0].transpose(1, 2), qkv[:, :, 1].transpose(1, 2)
-    yield Row(f"{name}, views of qkv", partial(turn, *views, interleaved), turned, copied, 1.7)
+    yield Row(f"{name}, views of qkv", partial(turn, *views, interleaved), turned, views, 1.7)
 
     way = partial(turn_in_place, q.clone(), k.clone(), interleaved)
     yield Row(f"{name}, in place", way, turned, copied, 0.8)
@@ -147,7 +146,7 @@ def short(dtype: torch.dtype) -> str:
 
 
 def copy(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [x.clone() for x in tensors]
+    return [x.clone(memory_format=torch.contiguous_format) for x in tensors]
 
 
 def check(row: Row) -> None:

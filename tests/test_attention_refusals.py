@@ -17,7 +17,7 @@ def qkv():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"window": 0}, ValueError, "window must be 1 or more, got 0"),
+        ({"window": 0}, ValueError, "window must be a whole number of 1 or more, got 0"),
         ({"q_segments": torch.zeros(Q).long()}, ValueError, "q_segments and k_segments.*both"),
         ({"k_segments": torch.zeros(K).long()}, ValueError, "q_segments and k_segments.*both"),
         ({"mask": torch.zeros(2, K)}, TypeError, "mask must be boolean.*float32.*bias"),

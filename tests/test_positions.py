@@ -50,8 +50,8 @@ def test_join_keeps_integers_as_long_as_all_are():
 
 def test_join_takes_the_widest_floating_type():
     large = positions.sequence(2, start=2**24)
-    assert positions.join(positions.absent(1, 1), large).dtype == torch.float32
-    wide = positions.join(positions.absent(1, 1).double(), large)
+    assert positions.join(positions.absent(1, 1), large.float()).dtype == torch.float32
+    wide = positions.join(positions.absent(1, 1), large)
     assert wide.dtype == torch.float64
     assert wide[1:].flatten().tolist() == [2**24, 2**24 + 1]
 
@@ -111,5 +111,5 @@ def test_axes_are_a_number_or_a_grid():
 def test_sizes_that_are_no_sizes(unchecked):
     with pytest.raises(TypeError, match=r"one argument for each axis, got \(\(4, 4\),\)"):
         mmpos.positions.grid((4, 4))
-    with pytest.raises(ValueError, match="0 tokens or more, got -1"):
+    with pytest.raises(ValueError, match="0 or more, got -1"):
         mmpos.positions.sequence(-1)

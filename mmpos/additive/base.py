@@ -6,7 +6,7 @@ from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from mmpos.coordinates import Extent
-from mmpos.positions import Axes, axis_count
+from mmpos.positions import Axes, axis_count, check_size
 from mmpos.spec import Specified
 
 
@@ -19,8 +19,7 @@ class AdditiveEncoding(Specified, nn.Module, ABC):
 
     def __init__(self, dim: int, axes: Axes = 1) -> None:
         super().__init__()
-        if dim < 1:
-            raise ValueError(f"dim must be 1 or more, got {dim}")
+        check_size("dim", dim)
         self.dim = dim
         self.axes = axes
         axis_count(axes)

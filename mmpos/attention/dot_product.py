@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -77,6 +78,10 @@ def attend(
             "expected q [batch, head, query, dim], k and v [batch, kv_head, key, …] of one batch, "
             f"got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         )
+    if not q.shape[-1]:
+        raise ValueError(f"heads have no features: q has shape {tuple(q.shape)}")
+    if scale is not None and not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number, got {scale}")
     if not k.shape[-3] or q.shape[-3] % k.shape[-3]:
         raise ValueError(f"{q.shape[-3]} query heads cannot share {k.shape[-3]} key heads evenly")
     if prepared is None:
@@ -120,6 +125,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, scale: float | 
     bias, visibility = prepared.bias, prepared.visibility
     _check_fit(prepared, q, k)
     number = q.shape[-1] ** -0.5 if scale is None else scale
+    if number < 0:  # kernels that hide keys by order do so before they scale
+        q, number = -q, -number
     if isinstance(bias, ContentTerms):
         return attend_by_content(q, k, v, bias, prepared.mask, prepared.blind, number)
     if prepared.key_bias is not None:
@@ -128,7 +135,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, scale: float | 
         if not torch.compiler.is_compiling():
             return attend_learned(q, k, v, bias, visibility, number)
         prepared = as_mask(bias, None, visibility)
-    out = kernel(q, k, v, prepared.mask, causal=prepared.causal, scale=scale)
+    out = kernel(q, k, v, prepared.mask, causal=prepared.causal, scale=number)
     return out if prepared.blind is None else out.masked_fill(prepared.blind, 0.0)
 
 
@@ -144,18 +151,19 @@ def _check_fit(prepared: Prepared, q: Tensor, k: Tensor) -> None:
             f"what is visible is given for a batch of {prepared.visibility.rows}, "
             f"the batch has {wanted[0]}"
         )
-    pairs = [prepared.mask]
+    pairs = [("bias and all that hides keys combine to", prepared.mask)]
+    if isinstance(prepared.bias, ContentTerms):
+        pairs.append(("the bias is for", torch.empty(prepared.bias.shape, device="meta")))
     if isinstance(prepared.bias, Tensor) and prepared.visibility is not None:
-        bias, mask = prepared.bias, prepared.visibility.mask
-        pairs = [four(bias), mask]
+        pairs = [("bias is", four(prepared.bias)), ("mask is", prepared.visibility.mask)]
     if prepared.key_bias is not None:
-        pairs = [four(prepared.key_bias.unsqueeze(-2))]
-    for scores in pairs:
+        pairs = [("key_bias for all queries is", four(prepared.key_bias.unsqueeze(-2)))]
+    for name, scores in pairs:
         if scores is not None and (
             scores.ndim != 4
             or any(have not in (1, want) for have, want in zip(scores.shape, wanted, strict=True))
         ):
             raise ValueError(
-                f"bias and mask combine to {tuple(scores.shape)}, which does not fit "
+                f"{name} {tuple(scores.shape)}, which does not fit "
                 f"[batch, head, query, key] = {wanted}"
             )

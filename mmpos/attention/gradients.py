@@ -21,7 +21,7 @@ from mmpos.attention.kernel import as_kernel_takes
 from mmpos.attention.visibility import Visibility, cut, four
 
 _FORMED = 1 << 22  # numbers in the bias of a block of queries, or what 64 queries need
-_SCORES = 1 << 20  # numbers among the scores that are worked on at a time
+_SCORES = 1 << 21  # numbers among the scores that are worked on at a time
 _ROWS = 64  # queries in a block at least
 
 
@@ -133,10 +133,12 @@ class _Sums:
         wide = torch.promote_types(q.dtype, torch.float32)
         sharing = (k.shape[1], q.shape[1] // k.shape[1])
         gradient = gradient.to(wide)
+        delta = (gradient * out.to(wide)).sum(-1, keepdim=True)
         self.q = (q.to(wide) * scale).unflatten(1, sharing)
-        self.gradient = gradient.unflatten(1, sharing)
-        self.delta = (gradient * out.to(wide)).sum(-1, keepdim=True).unflatten(1, sharing)
         self.k, self.v = k.to(wide), v.to(wide)
+        # dO Vᵀ - rowsum(dO ∘ O) is one product of these
+        self.more_gradient = torch.cat((gradient, -delta), -1).unflatten(1, sharing)
+        self.more_v = torch.nn.functional.pad(self.v, (0, 1), value=1.0)
         self.dq = torch.empty_like(self.q, memory_format=torch.contiguous_format)
         self.dk = torch.zeros_like(self.k, memory_format=torch.contiguous_format)
         self.dv = torch.zeros_like(self.v, memory_format=torch.contiguous_format)
@@ -178,10 +180,10 @@ class _Sums:
         target: Tensor | None,
     ) -> None:
         q = self.q[row, heads, :, rows].flatten(1, 2)
-        gradient = self.gradient[row, heads, :, rows]
+        gradient = self.more_gradient[row, heads, :, rows]
         gradient = gradient if blind is None else gradient.masked_fill(blind, 0.0)
-        gradient, delta = gradient.flatten(1, 2), self.delta[row, heads, :, rows].flatten(1, 2)
-        k, v = self.k[row, heads, keys], self.v[row, heads, keys]
+        gradient = gradient.flatten(1, 2)
+        k, v = self.k[row, heads, keys], self.more_v[row, heads, keys]
         scores, weights = (self._space(i, shape) for i in range(2))
         if hidden is None:
             scores.copy_(added)
@@ -189,9 +191,8 @@ class _Sums:
             torch.add(added.expand(shape), hidden, out=scores)
         scores, weights = scores.flatten(1, 2), weights.flatten(1, 2)
         torch.softmax(scores.baddbmm_(q, k.mT), -1, out=weights)
-        torch.bmm(gradient, v.mT, out=scores)
-        self.dv[row, heads, keys].baddbmm_(weights.mT, gradient)
-        slope = scores.sub_(delta).mul_(weights)
+        slope = torch.bmm(gradient, v.mT, out=scores).mul_(weights)
+        self.dv[row, heads, keys].baddbmm_(weights.mT, gradient[..., :-1])
         self.dk[row, heads, keys].baddbmm_(slope.mT, q)
         self.dq[row, heads, :, rows] = torch.bmm(slope, k).unflatten(1, shape[1:3])
         if target is not None:

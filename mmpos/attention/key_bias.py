@@ -25,6 +25,8 @@ def split(x: Tensor, bits: int, pieces: int) -> list[tuple[Tensor, Tensor]]:
     The first steps are at most ``2 ** bits`` in size; each unit is ``2 ** (bits + 1)`` times the
     next. Gradients flow through the last steps.
     """
+    if x.numel() == 0:
+        return [(x, x.new_ones(()))] * pieces
     mantissa, _ = torch.frexp(x.detach().abs().amax())
     power = torch.where(mantissa > 0, x.detach().abs().amax() / mantissa, 1.0)
     unit = power * 2.0**-bits

@@ -49,6 +49,21 @@ def prepare(
             f"causal attention of {queries} queries to {keys} keys: the last query is aligned with "
             "the last key, so there must be as many keys; pass q_index to say otherwise"
         )
+    if not isinstance(bias, Tensor | BiasBlocks | ContentTerms | None):
+        way = " call it with positions: bias(positions, positions)" if callable(bias) else ""
+        raise TypeError(
+            f"bias is a tensor, blocks or content terms, got {type(bias).__name__}:{way}"
+        )
+    for name, given in (
+        ("key_bias", key_bias),
+        ("q_index", q_index),
+        ("k_index", k_index),
+        ("q_segments", q_segments),
+        ("k_segments", k_segments),
+        ("mask", mask),
+    ):
+        if given is not None and (not isinstance(given, Tensor) or given.ndim == 0):
+            raise TypeError(f"{name} must be a tensor with a number for each token, got {given!r}")
     for name, added in (("bias", bias), ("key_bias", key_bias)):
         if isinstance(added, Tensor) and not added.is_floating_point():
             raise TypeError(f"{name} is added to scores and must be floating, got {added.dtype}")
@@ -61,10 +76,16 @@ def prepare(
     ):
         if along is not None and along.shape[-1] != length:
             raise ValueError(f"{name} is for {along.shape[-1]} tokens, there are {length}")
-    if window is not None and window < 1:
-        raise ValueError(f"window must be 1 or more, got {window}")
+    if window is not None and (isinstance(window, bool | float) or window < 1):
+        raise ValueError(f"window must be a whole number of 1 or more, got {window}")
+    if key_bias is not None and _can_look(key_bias) and not key_bias.isfinite().all():
+        raise ValueError("key_bias must be finite: hide keys by mask=")
     if (q_segments is None) != (k_segments is None):
         raise ValueError("q_segments and k_segments go together: pass both, or neither")
+    if q_segments is not None and k_segments is not None:
+        rows = {part.shape[0] for part in (q_segments, k_segments) if part.ndim == 2} - {1}
+        if len(rows) > 1:
+            raise ValueError(f"q_segments and k_segments are for batches of {sorted(rows)}")
     visibility = Visibility(
         queries,
         keys,
@@ -86,6 +107,11 @@ def prepare(
     if learned is not None and not torch.compiler.is_compiling():
         return Prepared(None, False, None, bias=learned, visibility=visibility)
     return as_mask(bias, key_bias, visibility)
+
+
+def _can_look(part: Tensor) -> bool:
+    """Whether a look at its values is free."""
+    return part.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def as_mask(

@@ -144,7 +144,8 @@ class ALiBi(OffsetBias):
         key and grows in size away from it, so that rounding is finest where attention is highest.
 
         Shape: ``[..., Lk, 1]`` → ``[..., H, Lk]``, float32.
-        Raises: ValueError on several axes, and for keys without a place, whose bias to every query
+        Raises: ValueError on several axes, for positions that go back, and for keys without a
+        place, whose bias to every query
         is 0, which no number of their own can give. Compiled, or away from the CPU, where looking
         would cost a wait, these give NaN.
 
@@ -164,7 +165,12 @@ class ALiBi(OffsetBias):
                 "a key without a place has bias 0 to every query, which no number of its own can "
                 "give: call the bias for pairs"
             )
-        behind = place - place.amax(-1, keepdim=True)
+        if looking and (place.diff(dim=-1) < 0).any():
+            raise ValueError(
+                "keys stand in the order of their positions for a bias of their own, and these go "
+                "back (packed documents do): call the bias for pairs"
+            )
+        behind = place - place.amax(-1, keepdim=True) if place.shape[-1] else place
         if self.axis_scale is not None:
             behind = behind * self.axis_scale[0]
         slopes, _ = self.head_slopes(keys.device)

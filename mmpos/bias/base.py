@@ -9,7 +9,7 @@ from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from mmpos.coordinates import Coordinates, Extent, reading
-from mmpos.positions import Axes, axis_count, check, join
+from mmpos.positions import Axes, axis_count, check, check_size, join
 from mmpos.spec import Specified
 
 
@@ -36,8 +36,7 @@ class AttentionBias(Specified, nn.Module, ABC):
         self, heads: int, axes: Axes = 1, *, coordinates: Coordinates | None = None
     ) -> None:
         super().__init__()
-        if heads < 1:
-            raise ValueError(f"heads must be 1 or more, got {heads}")
+        check_size("heads", heads)
         axis_count(axes)
         self.heads = heads
         self.axes = axes

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from mmpos.coordinates import Coordinates, Extent, reading
-from mmpos.positions import Axes, axis_count, check, join
+from mmpos.positions import Axes, axis_count, check, check_size, join
 from mmpos.spec import Specified
 
 
@@ -16,6 +17,9 @@ class ContentTerms(ABC):
     `mmpos.attend` takes it as its bias. It then forms all scores and weights, ``B · H · Lq · Lk``
     numbers each: content terms cost that memory, in which kernels for fixed biases save.
     """
+
+    shape: tuple[int, int, int, int]
+    """``[batch, head, query, key]`` of what is added, 1 for a batch that shares it."""
 
     @abstractmethod
     def scores(
@@ -49,8 +53,8 @@ class ContentBias(Specified, nn.Module, ABC):
         coordinates: Coordinates | None = None,
     ) -> None:
         super().__init__()
-        if heads < 1 or head_dim < 1:
-            raise ValueError(f"heads and head_dim must be 1 or more, got {heads} and {head_dim}")
+        check_size("heads", heads)
+        check_size("head_dim", head_dim)
         axis_count(axes)
         self.heads = heads
         self.axes = axes
@@ -69,7 +73,10 @@ class ContentBias(Specified, nn.Module, ABC):
         read = self.coordinates(
             join(queries, keys), axes=self.axes, extent=extent, training=self.training
         )
-        return self.terms(*read.split([queries.shape[-2], keys.shape[-2]], dim=-2))
+        q, k = read.split([queries.shape[-2], keys.shape[-2]], dim=-2)
+        terms = self.terms(q, k)
+        terms.shape = (math.prod(q.shape[:-2]), self.heads, q.shape[-2], k.shape[-2])
+        return terms
 
     @abstractmethod
     def terms(self, q: Tensor, k: Tensor) -> ContentTerms:

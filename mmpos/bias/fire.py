@@ -145,7 +145,7 @@ class FIREBias(AttentionBias):
         piece = torch.bucketize(ratio.detach(), bends)
         piece = torch.where((query - key).isnan(), self.hidden + 1, piece)
         slope, intercept = (
-            rows.t().contiguous().index_select(1, piece.flatten()).reshape(-1, *piece.shape)
+            rows.t().contiguous().index_select(1, piece.flatten()).reshape(self.heads, *piece.shape)
             for rows in (slopes, intercepts)
         )
         return torch.addcmul(intercept, slope, ratio).movedim(0, -3)

@@ -52,7 +52,7 @@ class Extension(Specified, ABC):
 
 def check_factor(extension: Extension, factor: float, name: str = "factor") -> None:
     """Raise ValueError unless ``factor`` extends."""
-    if not 0 < factor < math.inf:
+    if isinstance(factor, bool | str) or not 0 < factor < math.inf:
         raise ValueError(f"{name} must be above 0 and finite, got {factor}")
     if factor < 1:
         raise ValueError(

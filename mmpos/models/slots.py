@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
-from mmpos.positions import Axes
+from mmpos.positions import Axes, axis_count
 
 Slot = Callable[[int, Any], nn.Module]
 """An encoding, or what makes one from the size it serves and the axes: its class, for example."""
@@ -22,17 +22,27 @@ def fill(slot: Slot, kind: type | tuple[type, ...], size: str, needed: int, axes
 
     Raises: TypeError for an encoding of another kind, ValueError for one made for other sizes.
     """
-    encoding = slot if isinstance(slot, nn.Module) else slot(needed, axes)
+    if not callable(slot):
+        hint = "; make it by mmpos.build" if isinstance(slot, Mapping) else ""
+        raise TypeError(
+            f"a place takes an encoding, its class or a callable that makes it, got {slot!r}{hint}"
+        )
+    encoding: Any = slot if isinstance(slot, nn.Module) else slot(needed, axes)
     if not isinstance(encoding, kind):
         name = kind[0].__name__ if isinstance(kind, tuple) else kind.__name__
         raise TypeError(
-            f"this place takes an {name}, got {type(encoding).__name__}: "
+            f"this place takes a kind of {name}, got {type(encoding).__name__}: "
             "additive, rotary and bias are three places for three kinds"
         )
     if getattr(encoding, size) != needed:
         raise ValueError(
             f"{type(encoding).__name__} was made for {size}={getattr(encoding, size)}, "
             f"the transformer needs {needed}: pass its class, or make it with {size}={needed}"
+        )
+    if axis_count(encoding.axes) != axis_count(axes):
+        raise ValueError(
+            f"{type(encoding).__name__} was made for {axis_count(encoding.axes)} axes, "
+            f"the transformer has {axis_count(axes)}"
         )
     return encoding
 
@@ -42,7 +52,7 @@ def pattern(given: Any, depth: int, name: str) -> list[Any]:
 
     Raises: ValueError for a list that does not divide the layers.
     """
-    if not isinstance(given, Sequence) or isinstance(given, nn.Module):
+    if not isinstance(given, Sequence) or isinstance(given, nn.Module | str):
         return [given] * depth
     if not given or depth % len(given):
         raise ValueError(
@@ -66,7 +76,7 @@ def fill_layers(
     made: dict[Any, int] = {}
     modules: list[nn.Module] = []
     index: list[int | None] = []
-    places = len(slots) if isinstance(slots, Sequence) else 1
+    places = len(slots) if isinstance(slots, Sequence) and not isinstance(slots, str) else 1
     for layer, slot in enumerate(pattern(slots, depth, name)):
         if slot is None or slot is nn.Identity or isinstance(slot, nn.Identity):
             index.append(None)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -122,12 +123,15 @@ class Transformer(nn.Module):
             nn.Parameter(torch.empty(self.prefix_tokens, self.dim)) if self.prefix_tokens else None
         )
         self.reset_parameters()
-        for name in per_layer:
-            if name not in ("rotary", "bias"):
+        own = {"rotary": rotary, "bias": bias}
+        for name in [per_layer] if isinstance(per_layer, str) else per_layer:
+            if name not in own:
                 raise ValueError(f"per_layer names slots among 'rotary' and 'bias', got {name!r}")
-        for name in per_layer:
-            if name not in ("rotary", "bias"):
-                raise ValueError(f"per_layer names slots among 'rotary' and 'bias', got {name!r}")
+            if own[name] is None or isinstance(own[name], nn.Module):
+                raise ValueError(
+                    f"per_layer makes {name} anew for each layer, which takes its class or a "
+                    f"callable in that place, got {own[name]!r}"
+                )
         if window is not None and self.prefix_tokens:
             raise ValueError("a window would hide class and register tokens: use one or the other")
         self.windows: list[int | None] = pattern(window, depth, "window")
@@ -144,7 +148,13 @@ class Transformer(nn.Module):
         )
         self.bias, self.bias_of = fill_layers(
             bias,
-            lambda slot: fill(slot, (AttentionBias, ContentBias), "heads", heads, axes),
+            lambda slot: fill(
+                _with_head_dim(slot, head_dim),
+                (AttentionBias, ContentBias),
+                "heads",
+                heads,
+                axes,
+            ),
             depth,
             "bias",
             "bias" in per_layer,
@@ -182,6 +192,10 @@ class Transformer(nn.Module):
         Returns: prefix tokens first, then the tokens.
         Raises: ValueError for positions that do not fit, or segments together with prefix tokens.
         """
+        if x.ndim != 3 or x.shape[-1] != self.dim:
+            raise ValueError(
+                f"tokens have shape {tuple(x.shape)}, expected [batch, length, {self.dim}]"
+            )
         tokens = x.shape[-2]
         wanted = (tokens, axis_count(self.axes))
         if tuple(positions.shape) not in (wanted, (1, *wanted), (x.shape[0], *wanted)):
@@ -233,8 +247,13 @@ class Transformer(nn.Module):
         if given is not None or not rotary.needs_length:
             return given
         if axis_count(self.axes) == 1:
-            return tokens
-        return None if isinstance(extent, Tensor) else extent
+            return max(1, tokens)
+        return tuple(extent.unbind(-1)) if isinstance(extent, Tensor) else extent
+
+
+def _with_head_dim(slot: Any, head_dim: int) -> Any:
+    content = isinstance(slot, type) and issubclass(slot, ContentBias)
+    return partial(slot, head_dim=head_dim) if content else slot
 
 
 def _modules(slot: nn.Module | None) -> list[Any]:

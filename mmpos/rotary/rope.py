@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mmpos.coordinates import Coordinates, Extent, reading
 from mmpos.frequencies import Extension, Length, angles, axis_lengths, geometric, split_pairs
-from mmpos.positions import Axes, axis_count
+from mmpos.positions import Axes, axis_count, check_size
 from mmpos.rotary.rotation import Layout, Rotation
 from mmpos.rotary.temperature import LogTemperature
 from mmpos.spec import Specified
@@ -71,6 +71,9 @@ class RotaryEncoding(Specified, nn.Module):
         temperature: LogTemperature | None = None,
     ) -> None:
         super().__init__()
+        check_size("head_dim", head_dim)
+        if not isinstance(temperature, LogTemperature | None):
+            raise TypeError(f"temperature must be a LogTemperature(…) or None, got {temperature!r}")
         if layout not in get_args(Layout):
             raise ValueError(f"layout must be one of {get_args(Layout)}, got {layout!r}")
         self.head_dim = head_dim

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +37,10 @@ class LogTemperature(Specified):
     axis: int = 0
 
     def __post_init__(self) -> None:
-        if not self.length > 0:
-            raise ValueError(f"length must be above 0, got {self.length}")
+        if not 0 < self.length < math.inf:
+            raise ValueError(f"length must be above 0 and finite, got {self.length}")
+        if not (math.isfinite(self.beta) and math.isfinite(self.offset)):
+            raise ValueError(f"beta and offset must be finite, got {self.beta} and {self.offset}")
 
     def __call__(
         self, positions: Num[Tensor, "*batch length axes"]

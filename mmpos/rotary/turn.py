@@ -27,6 +27,9 @@ def formula(
 
     What compilers, other devices and subclasses of tensors are given.
     """
+    if not torch.compiler.is_compiling() and _is_autocast(x.device.type):  # it cannot join float16
+        with torch.autocast(x.device.type, enabled=False):
+            return formula(x, cos, sin, layout, start, second)
     pairs, end = cos.shape[-1], start + 2 * cos.shape[-1]
     cos_b, sin_b = (cos, sin) if second is None else second
     turned = x.narrow(-1, start, 2 * pairs)
@@ -49,6 +52,10 @@ def split(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
         return x[..., ::2], x[..., 1::2]
     pairs = x.shape[-1] // 2
     return x[..., :pairs], x[..., pairs:]
+
+
+def _is_autocast(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 class Turn(Function):

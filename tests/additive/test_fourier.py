@@ -219,7 +219,7 @@ def test_it_is_rebuilt_from_its_spec():
         ({"std": 0.0}, r"std must be above 0 and finite, got 0\.0"),
         ({"std": math.inf}, "std must be above 0 and finite, got inf"),
         ({"seed": -1}, "seed must be a whole number from 0 to 4294967295, got -1"),
-        ({"axes": 0}, "axes must be a number of 1 or more.*got 0"),
+        ({"axes": 0}, "axes must be a whole number of 1 or more.*got 0"),
     ],
 )
 def test_bad_arguments(unchecked, arguments, message):

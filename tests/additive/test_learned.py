@@ -119,7 +119,7 @@ def test_another_grid_is_refused_even_if_it_has_as_many_cells(extent, as_tensor)
         ({"axes": ()}, ValueError, "a grid of such sizes"),
         ({"axes": (4, 0)}, ValueError, r"a grid of such sizes, got \(4, 0\)"),
         ({"axes": (4,), "prefix_rows": -1}, ValueError, "prefix_rows must be 0 or more, got -1"),
-        ({"axes": (4,), "dim": 0}, ValueError, "dim must be 1 or more, got 0"),
+        ({"axes": (4,), "dim": 0}, ValueError, "dim must be a whole number of 1 or more, got 0"),
     ],
 )
 def test_bad_arguments(unchecked, arguments, error, message):

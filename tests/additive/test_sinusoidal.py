@@ -165,9 +165,9 @@ def test_it_is_rebuilt_from_its_spec():
     ("arguments", "message"),
     [
         ({"dim": 5}, "dim must be even.*got 5"),
-        ({"dim": 0}, "dim must be 1 or more, got 0"),
+        ({"dim": 0}, "dim must be a whole number of 1 or more, got 0"),
         ({"dim": 4, "axes": 3}, r"2 pairs \(4 features\).*3 axes"),
-        ({"dim": 4, "axes": 0}, "axes must be a number of 1 or more.*got 0"),
+        ({"dim": 4, "axes": 0}, "axes must be a whole number of 1 or more.*got 0"),
         ({"dim": 4, "base": -1.0}, "base must be above 0 and finite, got -1.0"),
         ({"dim": 4, "base": math.inf}, "base must be above 0 and finite, got inf"),
         ({"dim": 4, "layout": "halves"}, "layout must be one of.*'half'.*got 'halves'"),

@@ -40,7 +40,7 @@ def test_causal(softmax_attention, kv_heads, features, shape, recorded):
     close(out, softmax_attention(q, k, v, bias=keys.unsqueeze(-2), visible=lower()))
 
 
-@pytest.mark.parametrize("scale", [None, 0.0, 1.0, 2.5, 1e-3])
+@pytest.mark.parametrize("scale", [None, 0.0, 1.0, -2.5, 1e-3])
 def test_the_scale_does_not_touch_it(qkv, softmax_attention, scale):
     keys = 5 * torch.randn(HEADS, L)
     out = mmpos.attend(*qkv, key_bias=keys, causal=True, scale=scale)

@@ -39,6 +39,7 @@ def published(heads: int) -> list[float]:
     return published(closest) + published(2 * closest)[0::2][: heads - closest]
 
 
+@pytest.mark.peer("transformers")
 @pytest.mark.parametrize("heads", range(1, 41))
 def test_slopes_are_the_published_ones(heads):
     assert alibi_slopes(heads) == pytest.approx(published(heads), rel=1e-12)
@@ -49,6 +50,7 @@ def test_slopes_are_the_published_ones(heads):
     torch.testing.assert_close(-bias, bloom)
 
 
+@pytest.mark.peer("transformers")
 @pytest.mark.parametrize("heads", [3, 8])
 def test_it_attends_as_bloom_does_under_a_causal_mask(softmax_attention, heads):
     length = 300
@@ -158,8 +160,8 @@ def test_a_disturbance_is_the_same_for_queries_and_keys():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"heads": 0}, "heads must be 1 or more, got 0"),
-        ({"heads": 3, "axes": 0}, "axes must be a number of 1 or more"),
+        ({"heads": 0}, "heads must be a whole number of 1 or more, got 0"),
+        ({"heads": 3, "axes": 0}, "axes must be a whole number of 1 or more"),
         ({"heads": 3, "distance": "cosine"}, "distance must be one of.*linf.*got 'cosine'"),
     ],
 )

@@ -90,7 +90,7 @@ def test_fractions_give_nan_where_looking_is_not_free(monkeypatch):
         ({"distance": -3}, "distance must be 1 or more.*got -3"),
         ({"distance": (3, -1), "axes": 2}, r"distance must be 1 or more.*got \(3, -1\)"),
         ({"distance": (3, 4)}, r"for each of 1 axes, got \(3, 4\)"),
-        ({"heads": 0}, "heads must be 1 or more, got 0"),
+        ({"heads": 0}, "heads must be a whole number of 1 or more, got 0"),
     ],
 )
 def test_bad_arguments(unchecked, arguments, message):

@@ -114,7 +114,7 @@ def test_readings_change_the_unit():
     [
         ({"form": "exp"}, "form must be one of.*'log', 'power'.*got 'exp'"),
         ({"distance": "cosine"}, "distance must be one of.*got 'cosine'"),
-        ({"heads": 0}, "heads must be 1 or more, got 0"),
+        ({"heads": 0}, "heads must be a whole number of 1 or more, got 0"),
     ],
 )
 def test_bad_arguments(unchecked, arguments, message):

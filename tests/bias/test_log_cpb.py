@@ -28,6 +28,7 @@ def from_mlp(bias: LogCPB, mlp: torch.nn.Sequential) -> LogCPB:
     return bias
 
 
+@pytest.mark.peer("torchvision")
 @pytest.mark.parametrize("window", [[8, 8], [4, 6]])
 def test_it_is_torchvisions_swin_v2(window):
     peer = ShiftedWindowAttentionV2(28, window, [0, 0], num_heads=7)
@@ -37,6 +38,7 @@ def test_it_is_torchvisions_swin_v2(window):
     torch.testing.assert_close(out, peer.get_relative_position_bias()[0], rtol=0, atol=1e-5)
 
 
+@pytest.mark.peer("timm")
 @pytest.mark.parametrize(("window", "trained"), [((8, 8), None), ((12, 9), (8, 6)), ((4, 1), None)])
 def test_it_is_timms_swin_v2_with_the_window_of_pretraining_kept(window, trained):
     peer = WindowAttention(48, window, 12, pretrained_window_size=trained or (0, 0))
@@ -55,6 +57,7 @@ def test_it_is_timms_swin_v2_with_the_window_of_pretraining_kept(window, trained
         assert torch.equal(small(inside, inside), bias(inside, inside))
 
 
+@pytest.mark.peer("timm")
 @pytest.mark.parametrize("window", [(7, 7), (3, 5)])
 def test_it_is_timms_swin_v2_cr(window):
     peer = WindowMultiHeadAttention(42, 14, window).eval()

@@ -91,6 +91,7 @@ def test_without_clip_far_offsets_have_no_vector():
     close(out, loop(q, k, v, bias.key_table, bias.value_table, row))
 
 
+@pytest.mark.peer("transformers")
 @pytest.mark.parametrize("length", [3, 5, 21])
 def test_vits(length):
     config = SimpleNamespace(
@@ -109,6 +110,7 @@ def test_vits(length):
     torch.testing.assert_close(out, peer(x)[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.peer("transformers")
 @pytest.mark.parametrize("length", [5, 90])
 def test_wav2vec2_bert(length):
     config = Wav2Vec2BertConfig(
@@ -169,7 +171,7 @@ def test_heads_of_another_width(unchecked):
 
 
 def test_sizes_that_are_none(unchecked):
-    for heads, head_dim in ((0, 8), (3, 0)):
-        with pytest.raises(ValueError, match=f"1 or more, got {heads} and {head_dim}"):
+    for heads, head_dim, name in ((0, 8, "heads"), (3, 0, "head_dim")):
+        with pytest.raises(ValueError, match=rf"^{name} must be .*1 or more, got 0"):
             mmpos.bias.ShawBias(heads, head_dim=head_dim)
     assert mmpos.bias.ShawBias(3, head_dim=8)(join(absent(1, 1), sequence(2)), sequence(3))

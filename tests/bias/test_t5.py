@@ -65,6 +65,7 @@ def test_buckets_are_the_published_ones():
     assert T5Bias(3, bidirectional=False).bucket_of(0, before) == list(BEFORE.values())
 
 
+@pytest.mark.peer("transformers")
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize(
     ("buckets", "reach"),
@@ -85,6 +86,7 @@ def test_buckets_are_those_of_transformers(buckets, reach, bidirectional):
         assert odd.bucket_of(0, offsets.tolist()) == peer.tolist()
 
 
+@pytest.mark.peer("transformers")
 @pytest.mark.parametrize("decoder", [False, True])
 @pytest.mark.parametrize("heads", [12, 7])
 def test_it_is_the_bias_of_transformers_with_its_weights(heads, decoder):
@@ -101,6 +103,7 @@ def test_it_is_the_bias_of_transformers_with_its_weights(heads, decoder):
         assert torch.equal(whole[:, past : past + 1, : past + 1], cached)
 
 
+@pytest.mark.peer("x-transformers")
 def test_it_is_x_transformers_without_its_scale():
     peer = pytest.importorskip("x_transformers.x_transformers").RelativePositionBias(
         scale=2.0, causal=True, heads=5
@@ -111,6 +114,7 @@ def test_it_is_x_transformers_without_its_scale():
     torch.testing.assert_close(2 * out, peer(7, 200), rtol=0, atol=1e-6)
 
 
+@pytest.mark.peer("transformers")
 def test_several_axes_add_up_as_in_layoutlm():
     config = LayoutLMv3Config(num_attention_heads=6, hidden_size=48, num_hidden_layers=0)
     peer = LayoutLMv3Encoder(config)

@@ -90,6 +90,25 @@ def test_the_shift_is_taken_where_it_is_less_work_and_gives_the_same():
         close(out, loop(bias, q[:, :, : len(rows)], k, v, rows, others, (32,)))
 
 
+def test_no_shift_along_a_diagonal_of_two_axes():
+    bias = TransformerXLBias(3, (40, 40), head_dim=8, dim=64, std=0.5)
+    q, k, v = torch.randn(2, 3, 12, 8), torch.randn(2, 3, 30, 8), torch.randn(2, 3, 30, 8)
+    places, others = sequence(12).expand(12, 2), sequence(30).expand(30, 2)
+    out = mmpos.attend(q, k, v, bias=bias(places, others))
+    close(out, loop(bias, q, k, v, places, others, (16, 16)))
+
+
+@pytest.mark.parametrize("cast", [torch.float32, torch.bfloat16])
+def test_vectors_of_offsets_are_not_rounded_under_autocast(cast):
+    bias = TransformerXLBias(3, head_dim=8, dim=64).to(cast)
+    plain = bias(sequence(12), sequence(30)).shifted
+    with torch.autocast("cpu", torch.bfloat16):
+        again = bias(sequence(12), sequence(30)).shifted
+    assert plain is not None
+    assert plain.dtype == torch.float32
+    assert torch.equal(again, plain)
+
+
 def test_axes_divide_the_waves():
     bias = TransformerXLBias(3, (5, 4), head_dim=8, dim=14, std=0.5)
     places = torch.cat((torch.full((1, 2), torch.nan), grid(5, 4)[::3].float()))
@@ -99,6 +118,7 @@ def test_axes_divide_the_waves():
     close(out, loop(bias, q, k, v, places, places, (4, 3)))
 
 
+@pytest.mark.peer("transformers")
 def test_two_sided_as_in_the_conformer():
     length, heads, width = 13, 3, 24
     config = Wav2Vec2ConformerConfig(
@@ -128,6 +148,7 @@ def test_two_sided_as_in_the_conformer():
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.peer("transformers")
 @pytest.mark.parametrize("memory", [0, 5])
 @pytest.mark.parametrize("kind", ["uni", "bi"])
 def test_one_sided_with_a_memory_as_in_xlnet(memory, kind):
@@ -194,7 +215,10 @@ def test_arguments_that_are_none(unchecked, arguments, message):
 
 def test_other_heads(unchecked):
     terms = TransformerXLBias(3, head_dim=8)(sequence(2), sequence(2))
-    for heads, width in ((2, 8), (3, 6)):
-        q = torch.randn(1, heads, 2, width)
-        with pytest.raises(ValueError, match=rf"{heads} heads of {width}.*3 of 8.*heads={heads}"):
-            mmpos.attend(q, q, q, bias=terms)
+    few, narrow = torch.randn(1, 2, 2, 8), torch.randn(1, 3, 2, 6)
+    with pytest.raises(ValueError, match=r"\(1, 3, 2, 2\).*\(1, 2, 2, 2\)"):
+        mmpos.attend(few, few, few, bias=terms)
+    with pytest.raises(ValueError, match=r"3 heads of 6.*3 of 8.*head_dim=6"):
+        mmpos.attend(narrow, narrow, narrow, bias=terms)
+    with pytest.raises(ValueError, match=r"2 heads of 8.*3 of 8.*heads=2"):
+        terms.scores(few, few, 1.0)

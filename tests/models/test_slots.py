@@ -111,7 +111,7 @@ def test_refusals(arguments, message, unchecked):
 
 
 def test_a_pattern_takes_the_right_kind_only():
-    with pytest.raises(TypeError, match="takes an RotaryEncoding, got ALiBi"):
+    with pytest.raises(TypeError, match="takes a kind of RotaryEncoding, got ALiBi"):
         make(rotary=[nn.Identity, mmpos.ALiBi])
     with pytest.raises(ValueError, match="head_dim=8, the transformer needs 16"):
         make(rotary=[mmpos.RotaryEncoding(8), nn.Identity])

@@ -270,9 +270,13 @@ def test_segments_with_prefix_tokens():
 @pytest.mark.parametrize(
     ("place", "encoding", "message"),
     [
-        ("additive", mmpos.ALiBi, "takes an AdditiveEncoding, got ALiBi"),
-        ("rotary", mmpos.SinusoidalEncoding, "takes an RotaryEncoding, got SinusoidalEncoding"),
-        ("bias", mmpos.RotaryEncoding, "takes an AttentionBias, got RotaryEncoding"),
+        ("additive", mmpos.ALiBi, "takes a kind of AdditiveEncoding, got ALiBi"),
+        (
+            "rotary",
+            mmpos.SinusoidalEncoding,
+            "takes a kind of RotaryEncoding, got SinusoidalEncoding",
+        ),
+        ("bias", mmpos.RotaryEncoding, "takes a kind of AttentionBias, got RotaryEncoding"),
     ],
 )
 def test_an_encoding_in_the_wrong_place(unchecked, place, encoding, message):

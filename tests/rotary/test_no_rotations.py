@@ -207,7 +207,7 @@ def test_readings_and_extensions_apply():
     ("make", "message"),
     [
         (lambda: VJEPA2Encoding(5), "5 features cannot be divided among 3 axes: use at least 6"),
-        (lambda: VJEPA2Encoding(16, 0), "axes must be a number of 1 or more"),
+        (lambda: VJEPA2Encoding(16, 0), "axes must be a whole number of 1 or more"),
         (lambda: XDRoPE(16, sections=(4, 4, 4, 4)), "sections=.* 1 pair or more, 8 in all; evenly"),
         (lambda: XDRoPE(16, 3, sections=(4, 4)), r"\(4, 4\) must give each of the 3 axes"),
         (lambda: XDRoPE(17), "even number of features.*got 17"),

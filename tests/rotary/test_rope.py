@@ -158,7 +158,7 @@ def test_a_disturbance_in_training_is_one_for_all_tokens():
         ({"head_dim": 16, "rotary_dim": 18}, "head_dim=16, got 18: pass rotary_dim=16"),
         ({"head_dim": 16, "rotary_dim": 0}, "head_dim=16, got 0: pass rotary_dim=2"),
         ({"head_dim": 4, "axes": 3}, r"2 pairs \(4 features\) cannot be divided among 3 axes"),
-        ({"head_dim": 16, "axes": 0}, "axes must be a number of 1 or more"),
+        ({"head_dim": 16, "axes": 0}, "axes must be a whole number of 1 or more"),
         ({"head_dim": 16, "base": 0.0}, "base must be above 0 and finite, got 0.0"),
         (
             {"head_dim": 16, "axes": 2, "base": (100.0,)},

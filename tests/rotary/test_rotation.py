@@ -139,7 +139,7 @@ def test_nothing_to_turn(shape, dtype, layout):
     out = mmpos.rotate(x, rotation)
     out.sum().backward()
     assert out.shape == shape and out.dtype == dtype and x.grad.shape == shape
-    assert mmpos.rotary.rotation.rotate_(x.detach(), rotation).shape == shape
+    assert mmpos.rotate_(x.detach(), rotation).shape == shape
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -195,9 +195,10 @@ def test_no_angle_changes_no_bit_and_infinite_pairs_stay_alone(dtype, layout):
 @pytest.mark.parametrize("dtype", UNIT)
 def test_autocast_and_other_devices_compute_the_same(dtype, layout):
     x, rotation = torch.randn(2, 3, 7, 16).to(dtype), Rotation(*tables(1, 7, 6), layout, 2)
-    plain = mmpos.rotate(x, rotation)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(mmpos.rotate(x, rotation), plain)
+    for same in (rotation, rotation._replace(second=tables(1, 7, 6))):
+        plain = mmpos.rotate(x, same)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(mmpos.rotate(x, same), plain)
     meta = Rotation(*(table.to("meta") for table in rotation[:2]), layout, 2)
     assert mmpos.rotate(x.to("meta"), meta).shape == x.shape
     wide = (table.to(torch.promote_types(dtype, torch.float32)) for table in rotation[:2])

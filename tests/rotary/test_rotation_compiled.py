@@ -13,8 +13,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import mmpos
-from mmpos import Rotation
-from mmpos.rotary.rotation import rotate_
+from mmpos import Rotation, rotate_
 
 LENGTHS = (7, 12, 30, 9, 5, 7)
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]

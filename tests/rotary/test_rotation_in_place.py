@@ -2,9 +2,8 @@ import pytest
 import torch
 
 import mmpos
-from mmpos import Rotation
+from mmpos import Rotation, rotate_
 from mmpos.rotary import turn
-from mmpos.rotary.rotation import rotate_
 
 LAYOUTS = ["interleaved", "half"]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

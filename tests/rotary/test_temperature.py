@@ -122,7 +122,7 @@ def test_llama4_layers_without_rope(monkeypatch):
 
 @pytest.mark.parametrize("length", [0, -8192])
 def test_lengths_that_are_none(length):
-    with pytest.raises(ValueError, match=f"length must be above 0, got {length}"):
+    with pytest.raises(ValueError, match=f"length must be above 0 and finite, got {length}"):
         LogTemperature(length=length)
 
 
