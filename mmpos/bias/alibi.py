@@ -143,7 +143,8 @@ class ALiBi(OffsetBias):
         query: under a causal mask, for tokens in the order of their positions. It is 0 at the last
         key and grows in size away from it, so that rounding is finest where attention is highest.
 
-        Shape: ``[..., Lk, 1]`` → ``[..., H, Lk]``, float32.
+        Shape: ``[..., Lk, 1]`` → ``[..., H, Lk]``, float64, for float32 rounds what is thousands
+        away by more than `attend` does; float32 on devices without it.
         Raises: ValueError on several axes, for positions that go back, and for keys without a
         place, whose bias to every query
         is 0, which no number of their own can give. Compiled, or away from the CPU, where looking
@@ -174,7 +175,7 @@ class ALiBi(OffsetBias):
         if self.axis_scale is not None:
             behind = behind * self.axis_scale[0]
         slopes, _ = self.head_slopes(keys.device)
-        return slopes.unsqueeze(-1) * behind.float().unsqueeze(-2)
+        return slopes.to(behind.dtype).unsqueeze(-1) * behind.unsqueeze(-2)
 
     def extra_repr(self) -> str:
         parts = [f"heads={self.heads}, axes={self.axes}, distance={self.distance}"]

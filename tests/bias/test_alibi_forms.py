@@ -129,7 +129,7 @@ def test_one_number_for_each_key_attends_as_the_bias_under_a_causal_mask(heads):
 @pytest.mark.peer("transformers")
 @pytest.mark.parametrize("heads", [8, 12, 14, 16])
 def test_one_number_for_each_key_is_mpts(heads):
-    own = ALiBi(heads).key_bias(sequence(300))
+    own = ALiBi(heads).key_bias(sequence(300)).float()
     mpt = build_mpt_alibi_tensor(heads, 300).squeeze(1)
     torch.testing.assert_close(own, mpt, rtol=1e-6, atol=0)
 
