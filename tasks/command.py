@@ -16,6 +16,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import distributed
 
 from tasks import checkpoints, configs, errors, summary
 from tasks.callbacks import FirstBatch, PredictionWriter, RunSettings
@@ -45,6 +46,8 @@ def run(command: str, files: list[str], others: list[str]) -> None:
     try:
         args = [f"--config={file}" for file in files] + others
         Command(command, args, given, recorded, architecture, first_batch)
+        if distributed.is_initialized():  # else its threads may abort the process as it ends
+            distributed.destroy_process_group()
     except errors.ParseError as error:
         message = errors.describe(error, given, command, others)
         if weights and not architecture and "value is needed for transformer" in message:
