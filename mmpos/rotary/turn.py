@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.forward_ad import unpack_dual
 
-BLOCK = 2**20
+BLOCK = 2**21
 """Features that are turned at once where there are temporaries: few enough to stay in the cache."""
 
 
