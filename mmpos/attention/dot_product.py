@@ -151,19 +151,20 @@ def _check_fit(prepared: Prepared, q: Tensor, k: Tensor) -> None:
             f"what is visible is given for a batch of {prepared.visibility.rows}, "
             f"the batch has {wanted[0]}"
         )
-    pairs = [("bias and all that hides keys combine to", prepared.mask)]
-    if isinstance(prepared.bias, ContentTerms):
-        pairs.append(("the bias is for", torch.empty(prepared.bias.shape, device="meta")))
-    if isinstance(prepared.bias, Tensor) and prepared.visibility is not None:
-        pairs = [("bias is", four(prepared.bias)), ("mask is", prepared.visibility.mask)]
+    mask, bias = prepared.mask, prepared.bias
+    shapes = {"bias and all that hides keys combine to": None if mask is None else mask.shape}
+    if isinstance(bias, ContentTerms):
+        shapes["the bias is for"] = bias.shape
+    if isinstance(bias, Tensor) and prepared.visibility is not None:
+        mask = prepared.visibility.mask
+        shapes = {"bias is": four(bias).shape, "mask is": None if mask is None else mask.shape}
     if prepared.key_bias is not None:
-        pairs = [("key_bias for all queries is", four(prepared.key_bias.unsqueeze(-2)))]
-    for name, scores in pairs:
-        if scores is not None and (
-            scores.ndim != 4
-            or any(have not in (1, want) for have, want in zip(scores.shape, wanted, strict=True))
+        shapes = {"key_bias for all queries is": four(prepared.key_bias.unsqueeze(-2)).shape}
+    for name, shape in shapes.items():
+        if shape is not None and (
+            len(shape) != 4
+            or any(have not in (1, want) for have, want in zip(shape, wanted, strict=True))
         ):
             raise ValueError(
-                f"{name} {tuple(scores.shape)}, which does not fit "
-                f"[batch, head, query, key] = {wanted}"
+                f"{name} {tuple(shape)}, which does not fit [batch, head, query, key] = {wanted}"
             )
