@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -152,7 +153,9 @@ def _check_fit(prepared: Prepared, q: Tensor, k: Tensor) -> None:
             f"the batch has {wanted[0]}"
         )
     mask, bias = prepared.mask, prepared.bias
-    shapes = {"bias and all that hides keys combine to": None if mask is None else mask.shape}
+    shapes: dict[str, Sequence[int] | None] = {
+        "bias and all that hides keys combine to": None if mask is None else mask.shape
+    }
     if isinstance(bias, ContentTerms):
         shapes["the bias is for"] = bias.shape
     if isinstance(bias, Tensor) and prepared.visibility is not None:
