@@ -12,6 +12,8 @@ from mmpos.rotary.turn import Turn, formula, is_watched, turn
 Layout = Literal["interleaved", "half"]
 """Which features form a pair: ``(2p, 2p + 1)``, or ``(p, p + P)`` with ``P`` pairs in all."""
 
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+
 
 class Rotation(NamedTuple):
     """How far each pair of features is turned, for tokens at given positions.
@@ -82,8 +84,7 @@ def rotate_(
     True
     """
     _check(x, rotation)
-    tables = [t for t in (*rotation[:2], rotation.scale, *(rotation.second or ())) if t is not None]
-    if x.requires_grad or (torch.is_grad_enabled() and any(t.requires_grad for t in tables)):
+    if x.requires_grad or (torch.is_grad_enabled() and _requires_grad(rotation)):
         raise ValueError(
             "rotate_ overwrites x, and "
             f"{'x' if x.requires_grad else 'the rotation'} requires a gradient: use rotate"
@@ -104,8 +105,9 @@ def rotate_(
 def _tables(x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor | None]:
     """Cos and sin in the dtype to compute in, times the scale, or the scale if it is for more."""
     cos, sin, _, _, second, scale, _ = rotation
-    wide = torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
-    cos, sin = cos.to(wide), sin.to(wide)
+    if x.dtype != cos.dtype or cos.dtype.itemsize < 4:
+        wide = torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
+        cos, sin = cos.to(wide), sin.to(wide)
     if scale is None or second is not None or 2 * cos.shape[-1] != x.shape[-1]:
         return cos, sin, scale
     return cos * scale, sin * scale, None
@@ -117,8 +119,15 @@ def _is_traced(x: Tensor) -> bool:
     return torch.compiler.is_compiling() or tracing or type(x) not in (Tensor, Parameter)
 
 
+def _requires_grad(rotation: Rotation) -> bool:
+    tables = (*rotation[:2], rotation.scale, *(rotation.second or ()))
+    return any(table is not None and table.requires_grad for table in tables)
+
+
 def _overlaps(x: Tensor) -> bool:
     """Whether elements of ``x`` may share memory: an axis steps over less than the finer ones."""
+    if x.is_contiguous():
+        return False
     reach = 1
     for step, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size > 1 and step < reach:
@@ -130,8 +139,8 @@ def _overlaps(x: Tensor) -> bool:
 def _check(x: Tensor, rotation: Rotation) -> None:
     if not x.is_floating_point():
         raise TypeError(f"x must be floating to be turned, got {x.dtype}")
-    if rotation.layout not in get_args(Layout):
-        raise ValueError(f"layout must be one of {get_args(Layout)}, got {rotation.layout!r}")
+    if rotation.layout not in LAYOUTS:
+        raise ValueError(f"layout must be one of {LAYOUTS}, got {rotation.layout!r}")
     end = rotation.start + 2 * rotation.cos.shape[-1]
     if x.shape[-1] < end:
         raise ValueError(

@@ -113,21 +113,23 @@ class Turn(Function):
 def is_watched(*tensors: Tensor) -> bool:
     """Whether a derivative is taken of what happens to them, or it is batched."""
     grad = torch.is_grad_enabled()
-    return any(
-        (grad and t.requires_grad)
-        or not torch._C._has_storage(t)  # wrapped by `torch.func`
-        or unpack_dual(t).tangent is not None
-        for t in tensors
-    )
+    for t in tensors:
+        if (grad and t.requires_grad) or not torch._C._has_storage(t):  # wrapped by `torch.func`
+            return True
+        if unpack_dual(t).tangent is not None:
+            return True
+    return False
 
 
 def turn(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int) -> Tensor:
     """Write the turned ``x`` into ``out``, which may be ``x`` itself; on CPUs, without gradient."""
-    end = start + 2 * cos.shape[-1]
-    source, target = x[..., start:end], out[..., start:end]
-    if out is not x and x.shape[-1] > end - start:
-        out[..., :start].copy_(x[..., :start])
-        out[..., end:].copy_(x[..., end:])
+    source, target, width = x, out, 2 * cos.shape[-1]
+    if x.shape[-1] > width:
+        end = start + width
+        source, target = x[..., start:end], out[..., start:end]
+        if out is not x:
+            out[..., :start].copy_(x[..., :start])
+            out[..., end:].copy_(x[..., end:])
     if layout == "half":
         _turn_halves(source, target, cos, sin, in_place=out is x)
     else:
@@ -138,7 +140,8 @@ def turn(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, layout: str, start: i
 def _turn_neighbours(source: Tensor, target: Tensor, turns: Tensor) -> None:
     """A pair is a complex number: one pass where both tensors can be seen so, else in blocks."""
     if source.dtype == turns.real.dtype and _is_complex(source) and _is_complex(target):
-        torch.mul(_as_complex(source), turns, out=_as_complex(target))
+        pairs = _as_complex(source)
+        torch.mul(pairs, turns, out=pairs if target is source else _as_complex(target))
         return
     turns = turns.expand(*source.shape[:-1], -1)
     scratch = _scratch(source, turns.real.dtype)
@@ -188,10 +191,12 @@ def _like(x: Tensor, scratch: Tensor) -> Tensor:
 
 
 def _as_complex(x: Tensor) -> Tensor:
-    return torch.view_as_complex(x.unflatten(-1, (x.shape[-1] // 2, 2)))
+    return torch.view_as_complex(x.view(*x.shape[:-1], x.shape[-1] // 2, 2))
 
 
 def _is_complex(x: Tensor) -> bool:
     """Whether it can be seen as complex."""
+    if x.is_contiguous():
+        return not x.storage_offset() % 2
     *strides, last = x.stride()
     return last == 1 and not any(step % 2 for step in (*strides, x.storage_offset()))
