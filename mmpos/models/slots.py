@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
 
+from mmpos.bias import ContentBias
 from mmpos.positions import Axes, axis_count
 
 Slot = Callable[[int, Any], nn.Module]
@@ -45,6 +47,12 @@ def fill(slot: Slot, kind: type | tuple[type, ...], size: str, needed: int, axes
             f"the transformer has {axis_count(axes)}"
         )
     return encoding
+
+
+def with_head_dim(slot: Any, head_dim: int) -> Any:
+    """A slot of biases, told the size of a head if it is a class that needs it."""
+    content = isinstance(slot, type) and issubclass(slot, ContentBias)
+    return partial(slot, head_dim=head_dim) if content else slot
 
 
 def pattern(given: Any, depth: int, name: str) -> list[Any]:

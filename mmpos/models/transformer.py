@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,7 +13,7 @@ from mmpos.bias import AttentionBias, ContentBias
 from mmpos.coordinates import Extent
 from mmpos.frequencies import Length
 from mmpos.models.block import Attention, Block, Mlp
-from mmpos.models.slots import fill, fill_layers, pattern
+from mmpos.models.slots import fill, fill_layers, pattern, with_head_dim
 from mmpos.positions import Axes, absent, axis_count, join
 from mmpos.rotary import RotaryEncoding
 
@@ -149,7 +148,7 @@ class Transformer(nn.Module):
         self.bias, self.bias_of = fill_layers(
             bias,
             lambda slot: fill(
-                _with_head_dim(slot, head_dim),
+                with_head_dim(slot, head_dim),
                 (AttentionBias, ContentBias),
                 "heads",
                 heads,
@@ -249,11 +248,6 @@ class Transformer(nn.Module):
         if axis_count(self.axes) == 1:
             return max(1, tokens)
         return tuple(extent.unbind(-1)) if isinstance(extent, Tensor) else extent
-
-
-def _with_head_dim(slot: Any, head_dim: int) -> Any:
-    content = isinstance(slot, type) and issubclass(slot, ContentBias)
-    return partial(slot, head_dim=head_dim) if content else slot
 
 
 def _modules(slot: nn.Module | None) -> list[Any]:

@@ -2,5 +2,7 @@
 
 from mmpos.interop.timm.describe import Description as Description
 from mmpos.interop.timm.describe import describe as describe
+from mmpos.interop.timm.replace import replace as replace
+from mmpos.interop.timm.replace import restore as restore
 from mmpos.interop.timm.resize import resize as resize
 from mmpos.interop.timm.scheme import Scheme as Scheme

@@ -6,6 +6,7 @@ from typing import Any
 
 from mmpos.interop.timm.change import Change
 from mmpos.interop.timm.parts import of_class, tables
+from mmpos.interop.timm.places import Places
 from mmpos.interop.timm.scheme import times
 from mmpos.interop.timm.target import Target, divided, multiples, one_patch, pair, quiet
 
@@ -20,6 +21,12 @@ def patches(change: Change, model: Any, target: Target) -> None:
         multiples(target.size, step, "a patch embedding that takes any size")
     _keep_scale(model)
     _set_input_size(change, model, img_size=target.size, patch_size=target.patch)
+    for module in model.children():
+        if isinstance(module, Places):
+            for _, table in module.found():
+                if table is not None:
+                    change.table(table, embed.grid_size)
+            module.settle(embed.grid_size)
     for info in model.feature_info:
         info["reduction"] = embed.feat_ratio()
 

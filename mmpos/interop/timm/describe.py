@@ -105,7 +105,7 @@ def inner(model: object) -> nn.Module:
 
 def _ways(kind: str) -> str:
     """What becomes of positions that are in no table."""
-    if kind.endswith("RoPE") or kind == "relative coordinates":
+    if kind.endswith(("RoPE", "Encoding", "Bias")) or kind == "relative coordinates":
         return "formed for the new grid"
     if kind == "bias MLP":
         return "asked for the new offsets"

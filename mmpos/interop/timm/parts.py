@@ -12,6 +12,7 @@ from torch import nn
 
 from mmpos.interop.timm import absolute, relative
 from mmpos.interop.timm.absolute import Found
+from mmpos.interop.timm.places import Places
 from mmpos.interop.timm.tables import Table
 
 FINDERS = {**absolute.FINDERS, **relative.FINDERS}
@@ -21,6 +22,8 @@ def parts(model: nn.Module) -> list[Found]:
     """The schemes of a model, with their tables, in the order of its modules."""
     found: list[Found] = []
     for path, module in model.named_modules():
+        if isinstance(module, Places):
+            found += module.found()
         finder = of_class(FINDERS, module)
         if finder is not None:
             found += finder(module, f"{path}." if path else "")

@@ -124,6 +124,18 @@ def offsets_by_head(data: Tensor, old: Grid, new: Grid, how: Resampling | None) 
     return resized.T.reshape(len(data), *[2 * size - 1 for size in new]).contiguous()
 
 
+def cells(data: Tensor, old: Grid, new: Grid, how: Resampling | None) -> Tensor:
+    """``[*grid, D]``."""
+    return grid_table(data, new, how)
+
+
+def place_cells(
+    data: Tensor, old: Grid, new: Grid, how: Resampling | None, *, index: int
+) -> Tensor:
+    """``[S, D]``: the places of one axis, the ``index``-th of the grid."""
+    return along(data.unsqueeze(0), old, new, how, index=index)[0]
+
+
 def offset_grid(data: Tensor, old: Grid, new: Grid, how: Resampling | None) -> Tensor:
     """``[2 H - 1, 2 W - 1, D]``."""
     return grid_table(data, [2 * size - 1 for size in new], how)
