@@ -82,7 +82,11 @@ class Coordinates(Specified, ABC):
 
 
 class Index(Coordinates):
-    """The position itself: ``i``."""
+    """The position itself: ``i``.
+
+    >>> Index()(torch.tensor([[0], [3]]), axes=1).flatten().tolist()
+    [0.0, 3.0]
+    """
 
     @property
     def neutral(self) -> bool:
@@ -93,7 +97,11 @@ class Index(Coordinates):
 
 
 class OneBased(Coordinates):
-    """Counted from one: ``i + 1`` (Llama 4's and the Perception Encoder's patches)."""
+    """Counted from one: ``i + 1`` (Llama 4's and the Perception Encoder's patches).
+
+    >>> OneBased()(torch.tensor([[0], [3]]), axes=1).flatten().tolist()
+    [1.0, 4.0]
+    """
 
     def read(self, positions: Tensor, axes: Axes, extent: Extent | None) -> Tensor:
         return positions + 1
@@ -108,6 +116,12 @@ class Scaled(Coordinates):
         reference: cells of the reference grid on each axis; by default the grid that the encoding
             was made for.
         offset: of the place that is read within a cell; 0 is its start, 0.5 its centre.
+
+    Raises: in the call, ValueError without ``extent``, or without a reference where the encoding
+    was made for a number of axes instead of a grid.
+
+    >>> Scaled((4,))(torch.tensor([[0], [3], [7]]), axes=1, extent=(8,)).flatten().tolist()
+    [0.0, 1.5, 3.5]
     """
 
     def __init__(
@@ -155,7 +169,10 @@ class Centered(Coordinates):
         side: ``extent`` of each axis itself, or of the longest or the shortest axis for all, which
             keeps the proportions of a rectangle (DINOv3's ``max`` and ``min``).
 
-    Raises: ValueError for an unknown side.
+    Raises: ValueError for an unknown side; in the call, without ``extent``.
+
+    >>> Centered()(torch.tensor([[0], [1]]), axes=1, extent=(2,)).flatten().tolist()
+    [-0.5, 0.5]
     """
 
     def __init__(

@@ -7,16 +7,29 @@ numbers are not among them; they are the encoding's ``state_dict()``.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 Spec = dict[str, Any]
 
 
 class Specified:
-    """Something made from a few plain arguments, each of which it keeps under its own name."""
+    """Something made from a few plain arguments, each of which it keeps under its own name.
+
+    Raises: TypeError for a number, a word or a truth value where another of these is expected.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any):
+        names = inspect.signature(cls).parameters
+        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+            hint = _hints(cls).get(name, Any)
+            if name != "axes" and not _fits(value, hint):  # `axis_count` says what axes are
+                raise TypeError(f"{cls.__name__} takes {name} as {_named(hint)}, got {value!r}")
+        return super().__new__(cls)
 
     @property
     def neutral(self) -> bool:
@@ -71,6 +84,50 @@ def build(spec: Mapping[str, Any]) -> Any:
     except TypeError as missing:
         raise ValueError(f"{spec['class_path']}: {missing}") from None
     return cls(**{name: _rebuilt(value) for name, value in arguments.items()})
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of a class's arguments."""
+    made = cls.__init__
+    return {name: hint for name, hint in get_type_hints(made).items() if name != "return"}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a plain value is of a type; what is not plain is left to the class itself."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if kind is Literal:
+        return isinstance(value, str)
+    if kind in (list, tuple, Sequence):
+        if isinstance(value, str | int | float | None):
+            return False
+        return not isinstance(value, list | tuple) or all(_fits(v, parts[0]) for v in value)
+    if hint is bool:
+        return not isinstance(value, str | int | float) or isinstance(value, bool)
+    if hint is int:
+        return not isinstance(value, str | float | bool | list | tuple | None)
+    if hint is float:
+        return not isinstance(value, str | bool | list | tuple | None)
+    if hint is NoneType:
+        return value is None
+    if hint is str:
+        return not isinstance(value, bool | int | float | None)
+    return True
+
+
+def _named(hint: Any) -> str:
+    """A type as it is written."""
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(_named(part) for part in get_args(hint))
+    if get_origin(hint) is Literal:
+        return " or ".join(repr(part) for part in get_args(hint))
+    names = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "None"}
+    if get_origin(hint) in (list, tuple, Sequence):
+        one = _named(get_args(hint)[0])
+        return f"a list of {one[2:]}s" if one.startswith("a ") else f"a list of {one}"
+    return names.get(hint) or getattr(hint, "__name__", str(hint))
 
 
 def _find(path: str) -> type:

@@ -178,3 +178,11 @@ def test_wrong_number_of_axes_is_refused(encoding_case, values):
     axes = len(encoding_case.grid)
     with pytest.raises(ValueError, match=rf"\(5, {axes + 1}\).*length, {axes}\].*{axes} axes"):
         values(encoding_case, torch.zeros(5, axes + 1))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_score_mod_is_for_positions_that_all_samples_share(bias_case):
+    positions = bias_case.cells(5)
+    for queries, keys in ((positions[None], positions), (positions, positions[None])):
+        with pytest.raises(ValueError, match="all samples share, got shape"):
+            bias_case.encoding.score_mod(queries, keys)

@@ -7,6 +7,7 @@ import torch
 
 import mmpos
 from mmpos import coordinates, frequencies
+from mmpos.frequencies import YaRN
 from mmpos.resample import Resampling
 
 
@@ -105,3 +106,36 @@ def test_a_resized_table_says_its_new_grid():
 def test_refusals(spec, error, message, unchecked):
     with pytest.raises(error, match=message):
         mmpos.build(spec)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: YaRN(factor=None, original_length=8), "YaRN takes factor as a number, got None"),
+        (lambda: YaRN(factor=4, original_length="8"), "original_length as a number, got '8'"),
+        (lambda: mmpos.RotaryEncoding(8, base="100"), "base as a number or a list of numbers, got"),
+        (lambda: mmpos.RotaryEncoding("8"), "head_dim as a whole number, got '8'"),
+        (lambda: mmpos.RotaryEncoding(8, rotary_dim=4.0), "rotary_dim as a whole number or None"),
+        (lambda: mmpos.RotaryEncoding(8, split=4), "split as a list of whole numbers or None"),
+        (lambda: mmpos.RotaryEncoding(8, trailing="yes"), "trailing as true or false, got 'yes'"),
+        (lambda: mmpos.MRoPE(16, base=(1e4, 1e4, 1e2)), "base as a number, got"),
+        (lambda: mmpos.XDRoPE(16, base=(1.0, 2.0, 3.0, 4.0)), "base as a number, got"),
+        (lambda: mmpos.T5Bias(2, buckets=32.0), "buckets as .*, got 32.0"),
+        (lambda: mmpos.MRoPE(8, sections=4), "sections as a list of whole numbers or None, got 4"),
+        (lambda: mmpos.ALiBi(8, distance=3), "distance as 'euclidean' or 'l1' or 'linf', got 3"),
+        (lambda: mmpos.ALiBi(heads=True), "heads as a whole number, got True"),
+        (lambda: mmpos.coordinates.Scaled(3), "reference as a list of whole numbers or None"),
+    ],
+)
+def test_a_value_of_another_type_is_named(make, match):
+    with pytest.raises(TypeError, match=match):
+        make()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_whole_numbers_are_numbers_and_what_a_class_makes_of_the_rest_is_its_own():
+    assert YaRN(factor=4, original_length=8).factor == 4
+    assert mmpos.ALiBi(2, axes=[3, 4]).axes in ((3, 4), [3, 4])
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bogus'"):
+        mmpos.ALiBi(8, bogus=1)  # pyright: ignore[reportCallIssue]

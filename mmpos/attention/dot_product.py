@@ -36,6 +36,9 @@ def attend(
 ) -> Float[Tensor, "batch head query value_dim"]:
     """``softmax(scale · q kᵀ + bias) v`` over the keys that each query may see.
 
+    Source: Attention Is All You Need (arXiv:1706.03762, sec. 3.2.1), with a bias as in T5
+    (arXiv:1910.10683, sec. 2.1).
+
     Args:
         q, k, v: already turned by `mmpos.rotate` if they are; fewer heads in k and v are shared.
         bias: added to the scaled scores, never scaled itself. A tensor ``[..., H, Lq, Lk]``; the

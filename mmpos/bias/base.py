@@ -90,7 +90,16 @@ class AttentionBias(Specified, nn.Module, ABC):
         keys: Num[Tensor, "key axes"],
         extent: Extent | None = None,
     ) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """The same bias as a ``score_mod`` of `torch.nn.attention.flex_attention`."""
+        """The same bias as a ``score_mod`` of `torch.nn.attention.flex_attention`.
+
+        Raises: ValueError for positions of each sample, ``[B, L, A]``: all samples share one.
+        """
+        for positions in (queries, keys):
+            if positions.ndim != 2:
+                raise ValueError(
+                    "a score_mod is for positions [length, axes] that all samples share, got shape "
+                    f"{tuple(positions.shape)}: use the dense bias, or one score_mod for each row"
+                )
         bias = self.lookup(*self._read(queries, keys, extent))
 
         def add_bias(

@@ -72,7 +72,7 @@ class MRoPE(RotaryEncoding):
         super().__init__(
             head_dim,
             axes,
-            base=one_base(base),
+            base=base,
             split=own or split_pairs(pairs, count),
             rotary_dim=width,
             trailing=trailing,
@@ -104,13 +104,6 @@ class MRoPE(RotaryEncoding):
     def extra_repr(self) -> str:
         own = f"sections={self.pairs}, interleaved={self.interleaved}"
         return f"{super().extra_repr()}, {own}"
-
-
-def one_base(base: float) -> float:
-    """``base``; raises ValueError unless it is one number."""
-    if not isinstance(base, int | float):
-        raise ValueError(f"all axes share one spectrum: base must be one number, got {base}")
-    return base
 
 
 def check_sections(sections: Sequence[int], pairs: int, axes: int) -> None:

@@ -116,6 +116,11 @@ class RotaryEncoding(Specified, nn.Module):
             width = self.head_dim if split is None else 2 * sum(split)
         if width == 0 and self.temperature is not None:
             return (0,) * axes
+        if split is not None and self.rotary_dim is None and width > self.head_dim:
+            raise ValueError(
+                f"split={split} gives {sum(split)} pairs in all, and head_dim={self.head_dim} has "
+                f"{self.head_dim // 2}"
+            )
         if width % 2 or not 2 <= width <= self.head_dim:
             raise ValueError(
                 f"RoPE turns an even number of features between 2 and head_dim={self.head_dim}, "

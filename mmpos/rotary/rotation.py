@@ -74,7 +74,7 @@ def rotate(
 def rotate_(
     x: Float[Tensor, "*batch head length head_dim"], rotation: Rotation
 ) -> Float[Tensor, "*batch head length head_dim"]:
-    """`rotate`, in place and without a derivative: for inference.
+    """`rotate` (RoFormer, arXiv:2104.09864, eq. 34), in place and without a derivative: to infer.
 
     Raises: as `rotate`; ValueError if ``x``, or in training the rotation, requires a gradient, or
     if features of ``x`` share memory, as expanded tensors' do.

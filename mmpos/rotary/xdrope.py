@@ -9,7 +9,7 @@ from torch import Tensor
 from mmpos.coordinates import Coordinates
 from mmpos.frequencies import Extension, geometric, split_pairs
 from mmpos.positions import Axes, axis_count
-from mmpos.rotary.mrope import check_sections, one_base
+from mmpos.rotary.mrope import check_sections
 from mmpos.rotary.rope import RotaryEncoding
 from mmpos.rotary.rotation import Rotation
 
@@ -63,7 +63,7 @@ class XDRoPE(RotaryEncoding):
         super().__init__(
             head_dim,
             axes,
-            base=one_base(base),
+            base=base,
             split=own or split_pairs(head_dim // 2, count),
             rotary_dim=head_dim,
             layout="half",

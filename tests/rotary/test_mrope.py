@@ -229,7 +229,6 @@ def test_extensions_count_all_pairs_of_the_spectrum():
         ),
         ({"head_dim": 17}, "even number of features.*got 17: pass rotary_dim=16"),
         ({"head_dim": 4}, r"2 pairs \(4 features\) cannot be divided among 3 axes"),
-        ({"head_dim": 16, "base": (1e4, 1e4, 1e2)}, "one spectrum: base must be one number, got"),
         ({"head_dim": 16, "extension": [None]}, "extension has 1 entries, the encoding has 3 axes"),
     ],
 )

@@ -166,7 +166,7 @@ def test_a_disturbance_in_training_is_one_for_all_tokens():
         ),
         (
             {"head_dim": 16, "axes": 2, "split": (4, 5)},
-            "even number of features between 2 and head_dim=16, got 18",
+            "9 pairs in all, and head_dim=16 has 8",
         ),
         (
             {"head_dim": 16, "axes": 2, "split": (4, 2), "rotary_dim": 16},
