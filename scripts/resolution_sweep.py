@@ -31,7 +31,8 @@ from rich.table import Table
 
 from mmpos.additive import LearnedEncoding
 from mmpos.coordinates import Scaled
-from mmpos.models import Classifier
+from mmpos.interop.timm import Backbone, describe
+from mmpos.models import BackboneClassifier, Classifier
 from tasks import ImageClassification
 from tasks.data import Images
 
@@ -44,6 +45,16 @@ def models(path: Path, size: int) -> Iterator[tuple[str, ImageClassification]]:
     task = ImageClassification.load_from_checkpoint(
         path, map_location="cpu", image_size=(size, size)
     )
+    if isinstance(task.network, BackboneClassifier):
+        backbone = task.network.backbone
+        if not isinstance(backbone, Backbone):
+            raise ValueError(f"{path} has a backbone that is none of timm's: its sizes are its own")
+        schemes = describe(backbone.model)
+        yield (
+            f"{schemes.model}, {', '.join(s.kind for s in schemes.schemes) or 'no encoding'}",
+            task,
+        )
+        return
     assert isinstance(task.network, Classifier)
     transformer = task.network.transformer
     slots = (transformer.additive, transformer.rotary, transformer.bias)

@@ -3,18 +3,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, Self
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, EMAWeightAveraging
+from lightning.pytorch.callbacks import Callback, WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torchmetrics import Metric
 
 from mmpos import __version__
-from tasks.optim import WarmupCosine, adamw, parameter_groups, resize_moments
+from tasks.optim import WarmupCosine, adamw, freeze, parameter_groups, regroup, resize_moments
 from tasks.weights import load_weights
 
 
@@ -33,6 +34,11 @@ class Task(L.LightningModule):
             their names, such as ``heads`` for other classes.
         ema: decay of an exponential moving average of the weights, which is what is validated
             and saved; none by default.
+        layer_decay: each layer learns at so many times the rate of the one above it, the heads at
+            ``lr`` (see `tasks.optim.parameter_groups`); all at ``lr`` by default.
+        freeze: parts of the network that are not trained, by the beginnings of their parameters'
+            names up to a dot, such as ``tokens`` or ``transformer.layers.0``; a module that is
+            frozen whole stays in evaluation mode.
     """
 
     network: nn.Module
@@ -46,6 +52,8 @@ class Task(L.LightningModule):
         weights: str | PathLike | None,
         leave_out: Sequence[str],
         ema: float | None,
+        layer_decay: float | None,
+        freeze: Sequence[str],
     ) -> None:
         super().__init__()
         if ema is not None and not 0 < ema < 1:
@@ -54,16 +62,28 @@ class Task(L.LightningModule):
             raise ValueError(
                 f"lr and weight_decay must be 0 or more and finite, got {lr} and {weight_decay}"
             )
+        if layer_decay is not None and not 0 < layer_decay <= 1:
+            raise ValueError(
+                f"layer_decay is a factor above 0 and up to 1, such as 0.75, got {layer_decay}"
+            )
         self.lr, self.weight_decay, self.warmup, self.ema = lr, weight_decay, warmup, ema
         self.batch_changes: list[Callable[[Any], Any]] = []
         self._start = weights
         self.leave_out = leave_out
+        self.layer_decay, self.frozen = layer_decay, freeze
+        self._resting: list[nn.Module] = []
 
     def setup(self, stage: str) -> None:
-        """Load the starting weights, once, unless a checkpoint is about to replace them."""
+        """Load the starting weights, once, unless a checkpoint is about to replace them; freeze.
+
+        This comes before DistributedDataParallel takes the parameters whose gradients it shares.
+        Lightning's `BackboneFinetuning` thaws others later, which then differ between processes.
+        """
         if self._start is not None and self.trainer.ckpt_path is None:
             rank_zero_info(load_weights(self.network, self._start, self.leave_out))
         self._start = None
+        if stage == "fit":
+            self._at_rest = freeze(self.network, self.frozen)
 
     def on_fit_start(self) -> None:
         """Metrics start anew: those that an earlier validation reset are inference tensors."""
@@ -72,13 +92,27 @@ class Task(L.LightningModule):
                 module.reset()
         self._seed = torch.initial_seed()
 
+    def on_train_start(self) -> None:
+        """Let what is frozen whole rest: after Lightning's warning of modules that do."""
+        self._resting = self._at_rest
+        for module in self._resting:
+            module.eval()
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of all modules but those that are frozen whole."""
+        super().train(mode)
+        for module in self._resting:
+            module.eval()
+        return self
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed the noise of this step (dropped paths, disturbed coordinates).
 
-        It follows from the run's seed, the step and the process, so that processes differ and a
-        run resumed at the end of an epoch goes on as if it had not stopped.
+        It follows from the run's seed, the step, its batch and the process, so that processes
+        differ and a run resumed at the end of an epoch goes on as if it had not stopped.
         """
-        torch.manual_seed(hash((self._seed, self.trainer.global_step, self.global_rank)))
+        step = self.trainer.global_step
+        torch.manual_seed(hash((self._seed, step, batch_idx, self.global_rank)))
 
     def changed(self, batch: Any) -> Any:
         """A training batch as callbacks want it; for a subclass to call in its training step."""
@@ -93,7 +127,7 @@ class Task(L.LightningModule):
                 "the learning rate falls over a known number of steps: "
                 "pass --trainer.max_epochs or --trainer.max_steps"
             )
-        optimizer = adamw(self, self.lr, self.weight_decay)
+        optimizer = adamw(self, self.lr, self.weight_decay, self.layer_decay)
         scheduler = WarmupCosine(optimizer, int(steps), self.warmup)
         return {
             "optimizer": optimizer,
@@ -106,17 +140,17 @@ class Task(L.LightningModule):
     def configure_callbacks(self) -> list[Callback]:
         if self.ema is None or self.trainer.state.fn != TrainerFn.FITTING:
             return []
-        return [EMAWeightAveraging(use_buffers=False, decay=self.ema)]
+        # lerp leaves what is frozen as it is; the function of EMAWeightAveraging would round it
+        average = get_ema_multi_avg_fn(self.ema)
+        return [WeightAveraging(use_buffers=False, multi_avg_fn=average)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Let a resumed run decay weights as it is told to now, not as it was then, and take the
-        optimizer's moments to the grid of this model, as its tables will be.
+        """Let a resumed run decay weights and rates and freeze as it is told to now, not as it was
+        then, and take the optimizer's moments to the grid of this model, as its tables will be.
         """
         for state in checkpoint.get("optimizer_states", []):
-            now = parameter_groups(self, self.weight_decay)
-            for group, told in zip(state["param_groups"], now, strict=False):
-                group["weight_decay"] = told["weight_decay"]
-            resize_moments(self, state)
+            regroup(state, parameter_groups(self, self.weight_decay, self.layer_decay))
+            resize_moments(self, state, checkpoint["state_dict"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Record the version of mmpos that wrote the checkpoint."""

@@ -70,7 +70,7 @@ def _settings(content: Mapping, linked_names: tuple[str, ...], *, trainer: bool)
 
 
 def architecture(path: str) -> str:
-    """The class and transformer of the task that the weights in ``path`` are of, as YAML.
+    """The class and network of the task that the weights in ``path`` are of, as YAML.
 
     Empty for weights without hyper-parameters of the command; what is wrong with the file is told
     where the weights are loaded.
@@ -78,7 +78,8 @@ def architecture(path: str) -> str:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         settings = dict(content["hyper_parameters"])
-        parts = {name: settings[name] for name in ("transformer", "pool") if name in settings}
+        names = ("transformer", "backbone", "pool")
+        parts = {name: settings[name] for name in names if name in settings}
         model = {"class_path": settings["_class_path"], "init_args": parts}
         return yaml.safe_dump({"model": model})
     except Exception:  # of a file of something else, torch raises anything

@@ -1,15 +1,17 @@
 """The command `mmpos`: answers what it can at once, and imports Lightning only to run a job."""
 
+import argparse
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from tasks import configs
 from tasks.configs import CommandError
 
 RUNS = ("fit", "validate", "test", "predict")
-COMMANDS = (*RUNS, "configs")
+COMMANDS = (*RUNS, "export", "configs")
 
 HELP = """\
 usage: mmpos COMMAND [options]
@@ -19,6 +21,7 @@ usage: mmpos COMMAND [options]
   mmpos validate --ckpt_path FILE                      measure on the validation data
   mmpos test --ckpt_path FILE                          measure on the test data
   mmpos predict --ckpt_path FILE --data.predict_folder DIR    write predictions.csv
+  mmpos export --ckpt_path FILE --output model.onnx    or .safetensors, .pth: the model alone
 
 A --config is a file, or a shipped config by its name; later ones are laid over earlier ones.
 Any setting can be typed: --trainer.max_epochs 3 --model.lr 0.001 --data.image_size 64
@@ -66,6 +69,8 @@ def _dispatch(args: list[str]) -> int:
         if args[1:]:
             raise CommandError(f"mmpos configs takes no arguments, got {args[1]}", 2)
         print(configs.table())
+    elif command == "export":
+        _export(args[1:])
     elif command in RUNS:
         _run(command, args[1:])
     elif command.startswith("-"):
@@ -94,6 +99,27 @@ def _run(command: str, args: list[str]) -> None:
     from tasks import command as lightning
 
     lightning.run(command, files, others)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(f"{self.prog}: {message}", 2)
+
+
+def _export(args: list[str]) -> None:
+    parser = _Parser(prog="mmpos export", allow_abbrev=False)
+    parser.add_argument("--ckpt_path", metavar="FILE", required=True, help="of an image task")
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        required=True,
+        help="what to write; .safetensors, .pth or .onnx names the form",
+    )
+    given = parser.parse_args(args)
+    from tasks.export import export
+
+    for line in export(given.ckpt_path, given.output):
+        print(line)
 
 
 def _names_a_job(arg: str) -> bool:

@@ -49,14 +49,14 @@ def run(command: str, files: list[str], others: list[str]) -> None:
         if distributed.is_initialized():  # else its threads may abort the process as it ends
             distributed.destroy_process_group()
     except errors.ParseError as error:
-        message = errors.describe(error, given, command, others)
-        if weights and not architecture and "value is needed for transformer" in message:
-            message += f", since {weights.value} is missing or records no settings"
-        raise CommandError(message, 2) from error
+        raise CommandError(errors.describe(error, given, command, others), 2) from error
     except Exception as error:
         mistake = errors.data(error) if first_batch.reached else errors.early(error, given)
         if mistake is None or mistake is error:
             raise
+        if weights and not architecture and "argument: 'transformer'" in str(mistake):
+            reason = f"{mistake}, since {weights.value} is missing or records no settings"
+            mistake = CommandError(reason, 2)
         raise mistake from error
 
 

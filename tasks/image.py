@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, cast
 
+import numpy as np
 import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from timm.data.mixup import Mixup
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from mmpos.models import Classifier, PatchEmbedding, Transformer
+from mmpos.models import BackboneClassifier, Classifier, PatchEmbedding, Transformer
 from mmpos.models.classifier import Pool
 from tasks.base import Task
 
@@ -28,31 +33,48 @@ class ImageClassification(Task):
         classes: the answers to each question, in the order of labels; a list of names for a single
             question, ``class``.
         image_size: height and width in pixels; with ``patch_size`` it gives the training grid.
-        patch_size: height and width of a patch in pixels.
+        patch_size: height and width of a patch in pixels; a backbone has its own.
         channels: of an image.
         transformer: makes the transformer from its grid, such as the class `Transformer` itself.
-        pool: ``mean`` over patches, or the class ``token``.
-        lr, weight_decay, warmup, weights, leave_out, ema: see `Task`.
+        backbone: in place of a transformer, makes any module from image size and channels: it has
+            ``dim``, maps images to features ``[B, dim]``, and tells its layers and what is not
+            decayed by ``group_matcher(coarse)`` and ``no_weight_decay()``, as timm's models do.
+        pool: ``mean`` over patches, or the class ``token``; a backbone pools by itself.
+        label_smoothing: the share of a label that is spread over all answers (arXiv:1512.00567,
+            sec. 7).
+        mixup: alpha of mixing images and labels in pairs (arXiv:1710.09412); 0 is none.
+        cutmix: alpha of pasting a part of one image into another (arXiv:1905.04899); 0 is none.
+            With both, a batch has one or the other.
+        lr, weight_decay, warmup, weights, leave_out, ema, layer_decay, freeze: see `Task`.
 
-    Raises: ValueError for an image that patches do not divide, or a question with fewer than two
-    answers.
+    Smoothing and mixing are for training only; ``train/loss`` has them.
+
+    Raises: TypeError without a transformer or backbone, or with both; ValueError for an image that
+    patches do not divide, a question with fewer than two answers, or mixing images with several
+    questions or in odd batches.
     """
 
     def __init__(
         self,
         classes: Mapping[str, Sequence[str]] | Sequence[str],
         image_size: Sequence[int],
-        patch_size: Sequence[int],
-        channels: int,
-        transformer: Callable[[Sequence[int]], Transformer],
+        patch_size: Sequence[int] | None = None,
+        channels: int = 3,
+        transformer: Callable[[Sequence[int]], Transformer] | None = None,
         *,
+        backbone: Callable[[Sequence[int], int], nn.Module] | None = None,
         pool: Pool = "mean",
+        label_smoothing: float = 0.0,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
         lr: float = 1e-3,
         weight_decay: float = 0.05,
         warmup: float = 0.1,
         weights: str | PathLike | None = None,
         leave_out: Sequence[str] = (),
         ema: float | None = None,
+        layer_decay: float | None = None,
+        freeze: Sequence[str] = (),
     ) -> None:
         super().__init__(
             lr=lr,
@@ -61,28 +83,36 @@ class ImageClassification(Task):
             weights=weights,
             leave_out=leave_out,
             ema=ema,
+            layer_decay=layer_decay,
+            freeze=freeze,
         )
         weights = None if weights is None else str(weights)  # plain data for the checkpoint
         self.save_hyperparameters()
-        if callable(self.hparams.get("transformer")):
+        objects = [n for n in ("transformer", "backbone") if callable(self.hparams.get(n))]
+        if objects:
             # Given from Python, where it cannot be stored as plain data in a checkpoint.
-            self.save_hyperparameters(ignore=["transformer"])
+            self.save_hyperparameters(ignore=objects)
         self.classes = dict(classes) if isinstance(classes, Mapping) else {"class": list(classes)}
         for question, answers in self.classes.items():
             if len(answers) < 2:
                 raise ValueError(f"question {question!r} needs two answers or more, got {answers}")
-        if any(size % patch for size, patch in zip(image_size, patch_size, strict=True)):
-            raise ValueError(
-                f"an image of {tuple(image_size)} cannot be cut into patches of {tuple(patch_size)}"
+        questions = {question: len(answers) for question, answers in self.classes.items()}
+        if transformer is not None and backbone is not None:
+            raise TypeError(
+                "ImageClassification takes a transformer or a backbone, got both: set one to null"
             )
-        grid = tuple(size // patch for size, patch in zip(image_size, patch_size, strict=True))
-        encoder = transformer(grid)
-        self.network = Classifier(
-            PatchEmbedding(encoder.dim, patch_size, channels),
-            encoder,
-            {question: len(answers) for question, answers in self.classes.items()},
-            pool=pool,
-        )
+        if backbone is not None:
+            if pool != "mean":
+                raise ValueError(f"a backbone pools by itself: leave pool out, got {pool!r}")
+            self.network = BackboneClassifier(backbone(tuple(image_size), channels), questions)
+        else:
+            self.network = _classifier(
+                image_size, patch_size, channels, transformer, questions, pool
+            )
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing is a share below 1, got {label_smoothing}")
+        self.label_smoothing = label_smoothing
+        self.mixing = _mixing(mixup, cutmix, questions) if mixup or cutmix else None
         self.metrics = nn.ModuleDict(
             {stage: nn.ModuleDict(self._new_metrics()) for stage in ("val", "test")}
         )
@@ -98,9 +128,24 @@ class ImageClassification(Task):
         """The logits of each question."""
         return self.network(images)
 
+    def on_train_start(self) -> None:
+        """Refuse to mix odd batches, as far as a loader tells their size."""
+        super().on_train_start()
+        loader = self.trainer.train_dataloader
+        if self.mixing is None or not isinstance(loader, DataLoader) or loader.batch_size is None:
+            return
+        self._check_even(loader.batch_size)
+        if not isinstance(loader.dataset, IterableDataset) and not loader.drop_last:
+            batches, rest = divmod(len(loader.sampler), loader.batch_size)  # type: ignore[arg-type]
+            if self.trainer.num_training_batches > batches:
+                self._check_even(rest)
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels = self.changed(batch)
-        loss = self._loss(self(images), self._labels(labels, batch_idx))
+        targets = self._labels(labels, batch_idx)
+        if self.mixing is not None:
+            images, targets = self._mixed(self.mixing, images, targets)
+        loss = self._loss(self(images), targets, self.label_smoothing)
         self.log("train/loss", loss, prog_bar=True, sync_dist=True)
         return loss
 
@@ -131,9 +176,32 @@ class ImageClassification(Task):
             show = name != "loss"
             self.log(f"{stage}/{name}", metrics[name], prog_bar=show, batch_size=len(images))
 
-    def _loss(self, logits: dict[str, Tensor], labels: dict[str, Tensor]) -> Tensor:
-        losses = [cross_entropy(logits[question], labels[question]) for question in logits]
+    def _loss(
+        self, logits: dict[str, Tensor], targets: dict[str, Tensor], smoothing: float = 0.0
+    ) -> Tensor:
+        losses = [
+            cross_entropy(answers, targets[question], label_smoothing=smoothing)
+            for question, answers in logits.items()
+        ]
         return torch.stack(losses).sum()
+
+    def _mixed(
+        self, mix: Mixup, images: Tensor, labels: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Images mixed in pairs, and the shares of their labels."""
+        self._check_even(len(images))
+        ((question, label),) = labels.items()
+        with isolate_rng(include_cuda=False):  # timm draws from numpy's generator
+            np.random.seed(int(torch.randint(2**32, ())))  # of this step, as torch is seeded
+            mixed, shares = mix(images.clone(), label)
+        return mixed, {question: shares}
+
+    def _check_even(self, size: int) -> None:
+        if size % 2:
+            raise ValueError(
+                f"mixup and cutmix mix images in pairs, and a batch has {size}: choose an even "
+                "--data.batch_size, and leave out an odd rest (drop_last)"
+            )
 
     def _labels(self, labels: dict[str, Tensor] | Tensor, batch_idx: int) -> dict[str, Tensor]:
         """Labels by question, checked: in each batch on the CPU, elsewhere in the first alone,
@@ -157,3 +225,38 @@ class ImageClassification(Task):
                     "answers, from 0 on: give the model the classes of the data"
                 )
         return named
+
+
+def _classifier(
+    image_size: Sequence[int],
+    patch_size: Sequence[int] | None,
+    channels: int,
+    transformer: Callable[[Sequence[int]], Transformer] | None,
+    questions: Mapping[str, int],
+    pool: Pool,
+) -> Classifier:
+    if transformer is None or patch_size is None:
+        missing = "transformer" if transformer is None else "patch_size"
+        raise TypeError(
+            f"ImageClassification is missing 1 required positional argument: {missing!r} (or a "
+            "backbone in its place; a checkpoint does not hold one that was made in Python)"
+        )
+    if any(size % patch for size, patch in zip(image_size, patch_size, strict=True)):
+        raise ValueError(
+            f"an image of {tuple(image_size)} cannot be cut into patches of {tuple(patch_size)}"
+        )
+    grid = tuple(size // patch for size, patch in zip(image_size, patch_size, strict=True))
+    encoder = transformer(grid)
+    tokens = PatchEmbedding(encoder.dim, patch_size, channels)
+    return Classifier(tokens, encoder, questions, pool=pool)
+
+
+def _mixing(mixup: float, cutmix: float, questions: Mapping[str, int]) -> Mixup:
+    if not (0 <= mixup < math.inf and 0 <= cutmix < math.inf):
+        raise ValueError(f"mixup and cutmix are 0 or more and finite, got {mixup} and {cutmix}")
+    if len(questions) > 1:
+        raise ValueError(
+            f"mixup and cutmix need a single question, the data has {', '.join(questions)}"
+        )
+    (answers,) = questions.values()
+    return Mixup(mixup, cutmix, label_smoothing=0.0, num_classes=answers)

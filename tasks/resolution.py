@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.nn.functional import interpolate
 
 from mmpos.additive import TableEncoding
+from mmpos.interop.timm import Backbone
 from mmpos.models import PatchEmbedding
 from tasks.base import Task
 
@@ -76,7 +77,8 @@ class ImageSizes(_Schedule):
         order: ``random``, or ``progressive``: from the first to the last in equal shares of steps.
         seed: of the random order.
 
-    Raises: ValueError for no sizes, an unknown order, or sizes that are not multiples of the patch.
+    Raises: ValueError for no sizes, an unknown order, or sizes that are not multiples of the patch;
+        before training for a network that takes one size only.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -88,7 +90,7 @@ class ImageSizes(_Schedule):
             return
         if not isinstance(pl_module, Task):
             raise TypeError(f"ImageSizes needs a tasks.Task, got {type(pl_module).__name__}")
-        patch = next(m.patch_size for m in pl_module.modules() if isinstance(m, PatchEmbedding))
+        patch = _patch(pl_module)
         for size in self.sizes:
             if any(pixels % cell for pixels, cell in zip(size, patch, strict=True)):
                 raise ValueError(f"size {size} is not a multiple of the patch {tuple(patch)}")
@@ -109,6 +111,22 @@ class ImageSizes(_Schedule):
         return (images, *rest)
 
 
+def _patch(module: LightningModule) -> Sequence[int]:
+    """The patch of a network that takes images of any size.
+
+    Raises: ValueError for a network that does not.
+    """
+    for part in module.modules():
+        if isinstance(part, PatchEmbedding):
+            return part.patch_size
+        if isinstance(part, Backbone) and getattr(part.model, "dynamic_img_size", False):
+            return cast("Any", part.model).patch_embed.patch_size
+    raise ValueError(
+        "this network takes images of one size; a vision transformer of timm takes any with "
+        "--model.backbone.options '{dynamic_img_size: true}'"
+    )
+
+
 class PatchSizes(_Schedule):
     """Cuts each training batch into patches of one of several sizes (FlexiViT, arXiv:2212.08013).
 
@@ -126,7 +144,13 @@ class PatchSizes(_Schedule):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise before the first step for patches that do not divide the images."""
         image = getattr(getattr(trainer, "datamodule", None), "image_size", None)
-        if stage != "fit" or image is None:
+        if stage != "fit":
+            return
+        if not any(isinstance(part, PatchEmbedding) for part in pl_module.modules()):
+            raise ValueError(
+                "PatchSizes changes the patches of mmpos's own models, and this network has none"
+            )
+        if image is None:
             return
         for height, width in self.sizes:
             if image[0] % height or image[1] % width:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mmpos.additive import TableEncoding
 from mmpos.bias import RelativePositionBias
+from mmpos.interop.timm import Backbone
 
 _PREFIXES = ("_orig_mod.", "module.", "network.")  # of compiled, distributed and our modules
 
@@ -43,6 +44,14 @@ def load_weights(network: nn.Module, path: str | PathLike, leave_out: Sequence[s
         if isinstance(part, TableEncoding | RelativePositionBias)
         for own in part.tables
     }
+    moved = {
+        f"{path}.{table}"
+        for path, part in network.named_modules()
+        if isinstance(part, Backbone)
+        for size in [part.stored_size(state, f"{path}.")]
+        if size is not None
+        for table in part.resized_from(size)
+    }
     faults, resized = [], []
     for name, value in here.items():
         if name in kept:
@@ -51,6 +60,8 @@ def load_weights(network: nn.Module, path: str | PathLike, leave_out: Sequence[s
             faults.append(f"{name} is missing there")
         elif state[name].shape == value.shape:
             continue
+        elif name in moved:
+            resized.append(f"{name} {_shape(state[name].shape)} → {_shape(value.shape)}")
         elif name in tables and tables[name][0].fits(state[name], tables[name][1]):
             grids = f"{_shape(state[name].shape[:-1])} → {_shape(value.shape[:-1])}"
             resized.append(f"{name} {grids} ({tables[name][0].resampling})")

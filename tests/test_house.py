@@ -23,7 +23,7 @@ LAYERS = [
     {"interop", "evaluation", "checks"},
 ]
 OUTSIDE = {"torch", "einops", "jaxtyping", "numpy", "lazy_loader"}
-FOREIGN = {"interop": {"timm"}}  # whose models are converted there
+FOREIGN = {"interop": {"timm", "safetensors"}}  # whose models and files are read there
 PUBLIC = [
     "ALiBi",
     "AdditiveEncoding",

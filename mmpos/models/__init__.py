@@ -1,12 +1,13 @@
 """Tokenisers, blocks and one transformer with three places for positions."""
 
 from mmpos.models.block import Attention, Block, DropPath, Mlp, SwiGLU
-from mmpos.models.classifier import Classifier
+from mmpos.models.classifier import BackboneClassifier, Classifier
 from mmpos.models.patches import PatchEmbedding
 from mmpos.models.transformer import Transformer
 
 __all__ = [
     "Attention",
+    "BackboneClassifier",
     "Block",
     "Classifier",
     "DropPath",

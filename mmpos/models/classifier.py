@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from keyword import iskeyword
 from typing import Literal
 
 from jaxtyping import Float
@@ -36,8 +37,6 @@ class Classifier(nn.Module):
         pool: Pool = "mean",
     ) -> None:
         super().__init__()
-        if not questions:
-            raise ValueError("a classifier needs at least one question")
         if pool not in ("mean", "token"):
             raise ValueError(f"pool must be 'mean' or 'token', got {pool!r}")
         if pool == "token" and (not transformer.class_token or transformer.causal):
@@ -45,17 +44,11 @@ class Classifier(nn.Module):
                 "pool='token' reads a class token that sees all others: pass class_token=True and "
                 "causal=False, or pool='mean'"
             )
-        for name, answers in questions.items():
-            if not name.isidentifier() or hasattr(nn.ModuleDict, name) or answers < 1:
-                raise ValueError(
-                    f"a question needs a plain name and 1 answer or more, got {name!r}: {answers}"
-                )
         self.tokens = tokens
         self.transformer = transformer
         self.pool: Pool = pool
-        self.heads = nn.ModuleDict(
-            {name: nn.Linear(transformer.dim, answers) for name, answers in questions.items()}
-        )
+        self.questions = tuple(questions)
+        self.heads = _heads(transformer.dim, questions)
 
     def forward(
         self, x: Float[Tensor, "batch channel *size"]
@@ -67,4 +60,79 @@ class Classifier(nn.Module):
             pooled = encoded[:, 0]
         else:
             pooled = encoded[:, self.transformer.prefix_tokens :].mean(dim=1)
-        return {name: head(pooled) for name, head in self.heads.items()}
+        return _answers(self.questions, self.heads, pooled)
+
+    def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
+        """The layer of each parameter by its name, in timm's sense: for layer-wise learning rates.
+
+        Layer 0 is the tokeniser, prefix tokens, and encodings of all layers together; the blocks
+        are 1 to depth, each with the encodings that it alone uses; the last norm and the heads come
+        last (as in BEiT, arXiv:2106.08254). It is the same for ``coarse`` groups.
+        """
+        own: dict[str, int] = {}
+        for slot in ("rotary", "bias"):
+            used = getattr(self.transformer, f"{slot}_of")
+            if isinstance(getattr(self.transformer, slot), nn.ModuleList):
+                alone = {layer: i for layer, i in enumerate(used) if used.count(i) == 1}
+                own |= {f"transformer.{slot}.{i}": layer + 1 for layer, i in alone.items()}
+        own |= {f"transformer.layers.{i}": i + 1 for i in range(len(self.transformer.layers))}
+        stem = ("tokens.", *(f"transformer.{p}" for p in ("prefix", "additive", "rotary", "bias")))
+
+        def match(name: str) -> int:
+            part = ".".join(name.split(".")[:3])
+            last = len(self.transformer.layers) + 1
+            return own.get(part, 0 if name.startswith(stem) else last)
+
+        return match
+
+
+class BackboneClassifier(nn.Module):
+    """Answers one or more questions about an input: any backbone, a linear head each.
+
+    Args:
+        backbone: maps an input to ``[B, dim]`` and has this ``dim``.
+        questions: how many answers each question has.
+
+    Shape: ``[B, C, *sizes]`` → ``{question: [B, answers]}``.
+    Raises: as `Classifier` for its questions; TypeError for a backbone without ``dim``.
+    """
+
+    def __init__(self, backbone: nn.Module, questions: Mapping[str, int]) -> None:
+        super().__init__()
+        dim = getattr(backbone, "dim", None)
+        if not isinstance(dim, int):
+            raise TypeError(
+                f"a backbone has the number of its features as dim, {type(backbone).__name__} "
+                f"has {dim!r}"
+            )
+        self.backbone = backbone
+        self.questions = tuple(questions)
+        self.heads = _heads(dim, questions)
+
+    def forward(
+        self, x: Float[Tensor, "batch channel *size"]
+    ) -> dict[str, Float[Tensor, "batch _"]]:
+        """The logits of each question."""
+        features = self.backbone(x)
+        return _answers(self.questions, self.heads, features)
+
+
+def _heads(dim: int, questions: Mapping[str, int]) -> nn.ModuleDict:
+    if not questions:
+        raise ValueError("a classifier needs at least one question")
+    for name, answers in questions.items():
+        if not name.isidentifier() or hasattr(nn.ModuleDict, name) or answers < 1:
+            raise ValueError(
+                f"a question needs a plain name and 1 answer or more, got {name!r}: {answers}"
+            )
+    return nn.ModuleDict(
+        # a keyword cannot be a name in the code that exporters write
+        {
+            f"{name}_" if iskeyword(name) else name: nn.Linear(dim, n)
+            for name, n in questions.items()
+        }
+    )
+
+
+def _answers(questions: Sequence[str], heads: nn.ModuleDict, features: Tensor) -> dict[str, Tensor]:
+    return {name: head(features) for name, head in zip(questions, heads.values(), strict=True)}

@@ -78,7 +78,7 @@ class Images(L.LightningDataModule):
         download: bool = False,
         scene: Scene | None = None,
         image_size: int | tuple[int, int] = 32,
-        patch_size: int | tuple[int, int] = 4,
+        patch_size: int | tuple[int, int] | None = 4,
         batch_size: int = 64,
         num_workers: int = 0,
         seed: int = 0,

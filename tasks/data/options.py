@@ -4,9 +4,11 @@ import math
 
 
 def sizes(
-    image: int | tuple[int, int], patch: int | tuple[int, int]
-) -> tuple[tuple[int, int], tuple[int, int]]:
+    image: int | tuple[int, int], patch: int | tuple[int, int] | None
+) -> tuple[tuple[int, int], tuple[int, int] | None]:
     """Height and width of image and patch. Raises ValueError where patches do not fill it."""
+    if patch is None:
+        return sizes(image, 1)[0], None
     for name, given in (("image_size", image), ("patch_size", patch)):
         if not isinstance(given, int) and len(given) != 2:
             raise ValueError(f"{name} is {given}; expected one number, or height and width")

@@ -26,7 +26,7 @@ def timms(**more):
 
 def ours():
     encoder = Transformer((4, 4), dim=48, depth=2, heads=3, class_token=True, **SLOTS)
-    network = Classifier(PatchEmbedding(48, (16, 16)), encoder, {"what": 5}).eval()
+    network = Classifier(PatchEmbedding(48, (16, 16)), encoder, {"class": 5}).eval()
     return Flat(network)
 
 
@@ -36,7 +36,7 @@ class Flat(torch.nn.Module):
         self.network = network
 
     def forward(self, images):
-        return self.network(images)["what"]
+        return self.network(images)["class"]
 
 
 @pytest.mark.parametrize(

@@ -136,11 +136,11 @@ def test_the_report_of_starting_weights(
     from tasks.weights import load_weights
 
     task = make(NEW)
-    head = task.network.heads["class"].weight.detach().clone()
+    head = task.network.heads["class_"].weight.detach().clone()
     report = load_weights(task.network, trained, ["heads"])
     assert "resized: transformer.additive.table 4 × 6 → 8 × 12 (bicubic, antialias)" in report
-    assert "left out: heads.class.weight, heads.class.bias" in report
-    assert torch.equal(task.network.heads["class"].weight, head)
+    assert "left out: heads.class_.weight, heads.class_.bias" in report
+    assert torch.equal(task.network.heads["class_"].weight, head)
     with pytest.raises(ValueError, match=r"called 'head2': the parts are tokens, transformer"):
         load_weights(task.network, trained, ["head2"])
 
@@ -180,7 +180,7 @@ def test_moments_go_the_way_of_the_table(trained: str, tmp_path: Path) -> None:
     (index,) = [i for i, m in state["state"].items() if m["exp_avg"].shape == (4, 6, 64)]
     old = {k: v.clone() for k, v in state["state"][index].items()}
     others = {i: m["exp_avg"].clone() for i, m in state["state"].items() if i != index}
-    resize_moments(make(NEW), state)
+    resize_moments(make(NEW), state, {})
     new = state["state"][index]
     torch.testing.assert_close(new["exp_avg"], grid_table(old["exp_avg"], (8, 12)))
     assert new["step"] == old["step"]

@@ -10,6 +10,7 @@ from tasks import cli, configs
 NAMES = list(configs.shipped())
 JOBS = ["image"]
 ON_WEIGHTS = ["finetune_resolution"]  # run by test_main_job, on the weights of an image job
+ON_TIMM = ["finetune_timm"]  # run by test_timm_backbone, with weights that need no download
 ENCODINGS = [name for name in NAMES if name.startswith("encoding/")]
 FEW = [
     "--trainer.fast_dev_run=2",
@@ -24,7 +25,7 @@ def slots(name: str) -> dict:
 
 
 def test_what_is_shipped() -> None:
-    assert sorted(JOBS + ON_WEIGHTS) == [name for name in NAMES if "/" not in name]
+    assert sorted(JOBS + ON_WEIGHTS + ON_TIMM) == [name for name in NAMES if "/" not in name]
     assert [
         f"encoding/{name}" for name in ("alibi", "learned", "none", "rope", "sinusoidal")
     ] == ENCODINGS

@@ -1,5 +1,6 @@
 """timm's models: what they know of positions, and another image size for them."""
 
+from mmpos.interop.timm.backbone import Backbone as Backbone
 from mmpos.interop.timm.describe import Description as Description
 from mmpos.interop.timm.describe import describe as describe
 from mmpos.interop.timm.replace import replace as replace

@@ -1,0 +1,148 @@
+"""``mmpos export``: the model of a checkpoint as a file that others read."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from mmpos.interop.timm import Backbone, describe
+from mmpos.interop.timm.places import NAME
+from mmpos.models import BackboneClassifier
+from tasks.configs import CommandError
+from tasks.image import ImageClassification
+
+KINDS = {".safetensors": "safetensors", ".pth": "torch", ".pt": "torch", ".onnx": "onnx"}
+
+
+def export(checkpoint: str | Path, output: str | Path) -> list[str]:
+    """Write the model of an image checkpoint, in the form that the suffix of ``output`` names.
+
+    ``.safetensors``, ``.pth`` and ``.pt`` hold a state dict: a backbone's as `timm.create_model`
+    loads it, with the head if there is one question; another model's as its own. ``.onnx`` is the
+    whole model for one image size and any batch; its outputs are the logits of each question.
+
+    Returns: what was written, and how it is loaded, in lines.
+    Raises: CommandError for another suffix, a file that is no checkpoint of an image task, or
+    packages that are missing.
+    """
+    target = Path(output)
+    if target.suffix not in KINDS:
+        raise CommandError(
+            f"the suffix of --output names the form, one of {', '.join(KINDS)}: got {target}", 2
+        )
+    if not target.absolute().parent.is_dir():
+        raise CommandError(f"there is no folder {target.absolute().parent} to write to")
+    task = _loaded(Path(checkpoint))
+    if target.suffix == ".onnx":
+        return _onnx(task, target)
+    state, lines = _state(task)
+    state = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
+    if target.suffix == ".safetensors":
+        save_file(state, target, metadata=_about(task))
+    else:
+        torch.save(state, target)
+    return [f"weights: {target}, {len(state)} tensors", *lines]
+
+
+def _loaded(path: Path) -> ImageClassification:
+    if not path.is_file():
+        raise CommandError(f"there is no checkpoint at {path}")
+    try:
+        task = ImageClassification.load_from_checkpoint(path, map_location="cpu")
+    except Exception as error:  # of a file of something else, Lightning raises anything
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CommandError(f"{path} is no checkpoint of an image task: {first}") from error
+    return task.eval()
+
+
+def _size(task: ImageClassification) -> list[int]:
+    return [int(side) for side in task.hparams["image_size"]]
+
+
+def _about(task: ImageClassification) -> dict[str, str]:
+    """The metadata of a safetensors file."""
+    about: dict[str, Any] = {"image_size": _size(task), "classes": task.classes}
+    if isinstance(task.network, BackboneClassifier):
+        about["architecture"] = describe(_backbone(task.network).model).model
+    return {name: v if isinstance(v, str) else json.dumps(v) for name, v in about.items()}
+
+
+def _backbone(network: BackboneClassifier) -> Backbone:
+    if not isinstance(network.backbone, Backbone):
+        name = type(network.backbone).__name__
+        raise CommandError(f"the backbone {name} is none of timm's: export to .onnx")
+    return network.backbone
+
+
+def _state(task: ImageClassification) -> tuple[Mapping[str, Tensor], list[str]]:
+    """A plain state dict, and how it is loaded."""
+    network = task.network
+    if not isinstance(network, BackboneClassifier):
+        return network.state_dict(), ["load: mmpos fit --model.weights, or load_state_dict"]
+    backbone = _backbone(network)
+    model: Any = backbone.model
+    state = dict(model.state_dict())
+    size, name = tuple(_size(task)), describe(model).model
+    answers, lines = 0, []
+    if len(network.heads) == 1:
+        (head,) = network.heads.values()
+        assert isinstance(head, nn.Linear)
+        where = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or "head"
+        for each in (where,) if isinstance(where, str) else where:
+            state |= {f"{each}.{key}": value for key, value in head.state_dict().items()}
+        answers = head.out_features
+    else:
+        lines.append(f"heads of {len(network.heads)} questions left out: timm has one")
+    arguments = {**backbone.arguments, "num_classes": answers}
+    if "img_size" in (getattr(model, "_model_args", None) or {}):
+        arguments["img_size"] = size
+    named = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+    steps = [f"model = timm.create_model({name!r}, {named})"]
+    if hasattr(model, NAME):
+        steps.append("mmpos.interop.timm.replace(model, …) with the encodings of this run")
+    return state, [*lines, f"load: {'; '.join([*steps, 'model.load_state_dict(…)'])}"]
+
+
+class _Logits(nn.Module):
+    """The logits of each question in turn: what a graph gives has an order, not names."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.network(images).values())
+
+
+def _onnx(task: ImageClassification, target: Path) -> list[str]:
+    size = _size(task)
+    images = torch.zeros(2, task.hparams["channels"], *size)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                _Logits(task.network).eval(),
+                (images,),
+                dynamo=True,
+                verbose=False,
+                input_names=["images"],
+                output_names=list(task.classes),
+                dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+            )
+    except (ImportError, torch.onnx.OnnxExporterError) as error:
+        if "onnx" in str(error) and isinstance(error.__cause__ or error, ImportError):
+            raise CommandError(
+                "to export to .onnx install onnx and onnxscript (pip install 'mmpos[onnx]')"
+            ) from error
+        raise
+    assert program is not None
+    program.save(target)
+    shape = f"[batch, {images.shape[1]}, {size[0]}, {size[1]}]"
+    return [f"onnx: {target}, images {shape} → logits of {', '.join(task.classes)}"]
