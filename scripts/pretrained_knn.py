@@ -271,6 +271,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--side", type=int, default=64, help="least side of a picture, in pixels")
     parser.add_argument("--seeds", type=int, default=3, help="of tables that are drawn anew")
     parser.add_argument("--finetune", type=int, metavar="STEPS", help="distil RoPE instead")
+    parser.add_argument("--save", type=Path, help="a file for the weights in timm's form")
     parser.add_argument("--json", type=Path, help="a file for the result of every picture")
     chosen = parser.parse_args(argv)
     torch.set_num_threads(2)
@@ -280,6 +281,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         images, names, dropped = pictures(chosen.images, chosen.classes, chosen.least, chosen.side)
     except (OSError, RuntimeError, ValueError) as error:
         parser.error(str(error))
+    if chosen.save:
+        torch.save(model.state_dict(), chosen.save)
     counts = Counter(sorted(names))
     labels = torch.tensor([list(counts).index(name) for name in names])
     console = Console(width=140)

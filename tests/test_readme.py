@@ -1,4 +1,4 @@
-"""The README's code runs, its commands parse, and its table names what there is."""
+"""The code of the README and the guides runs, commands parse, and the table names what there is."""
 
 import re
 import shlex
@@ -9,11 +9,13 @@ import pytest
 import mmpos
 from tasks import cli
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "timm.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def test_the_examples_run_and_the_first_is_ten_lines() -> None:
@@ -34,6 +36,23 @@ def test_the_examples_run_and_the_first_is_ten_lines() -> None:
     places = mmpos.positions.join(mmpos.positions.absent(1, 2), mmpos.positions.grid(2, 4))
     bias = names["Nearby"](3, 2)(places, places)
     assert bias.shape == (3, 9, 9) and bias[0, 0].eq(0).all() and bias[0, 1, -1] == -1
+
+
+def test_the_guide_to_timm_runs(capsys: pytest.CaptureFixture) -> None:
+    (code,) = blocks("python", GUIDE)
+    names: dict = {}
+    exec(code, names)
+    said = capsys.readouterr().out
+    assert "grid 14 × 14" in said and "RotaryEncoding (mmpos.rotary)" in said
+    model = names["model"]
+    assert tuple(model.pos_embed.shape) == (1, 1 + 20 * 15, 192)
+
+
+def test_links_of_the_pages_lead_somewhere() -> None:
+    for text, folder in ((README, ROOT), (GUIDE, ROOT / "docs")):
+        links = re.findall(r"\]\(([^)#:]+)\)", text)
+        assert links
+        assert not [link for link in links if not (folder / link).exists()]
 
 
 def test_the_config_of_an_encoding_of_ones_own(
@@ -67,7 +86,7 @@ def test_every_encoding_has_its_row() -> None:
 
 FITS = [
     shlex.split(line, comments=True)[1:]
-    for block in blocks("bash")
+    for block in blocks("bash", README + GUIDE)
     for line in block.splitlines()
     if line.startswith("mmpos fit --config") and "--print_config" not in line
 ]
