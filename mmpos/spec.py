@@ -88,9 +88,11 @@ def build(spec: Mapping[str, Any]) -> Any:
 
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
-    """The types of a class's arguments."""
-    made = cls.__init__
-    return {name: hint for name, hint in get_type_hints(made).items() if name != "return"}
+    """The types of a class's arguments; none where its annotations name what is not there."""
+    try:
+        return get_type_hints(cls.__init__)
+    except (NameError, TypeError, AttributeError):
+        return {}
 
 
 def _fits(value: Any, hint: Any) -> bool:

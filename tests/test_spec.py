@@ -139,3 +139,15 @@ def test_whole_numbers_are_numbers_and_what_a_class_makes_of_the_rest_is_its_own
     assert mmpos.ALiBi(2, axes=[3, 4]).axes in ((3, 4), [3, 4])
     with pytest.raises(TypeError, match="unexpected keyword argument 'bogus'"):
         mmpos.ALiBi(8, bogus=1)  # pyright: ignore[reportCallIssue]
+
+
+def test_a_class_whose_annotations_cannot_be_read_is_made_as_it_is():
+    class Own(mmpos.AttentionBias):
+        def __init__(self, heads: "Unknown", strength: "Unknown" = "much") -> None:  # noqa: F821
+            super().__init__(heads)
+            self.strength = strength
+
+        def score(self, query, key, head):
+            return 0.0 * head
+
+    assert Own(2).strength == "much"
