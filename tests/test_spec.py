@@ -143,7 +143,7 @@ def test_whole_numbers_are_numbers_and_what_a_class_makes_of_the_rest_is_its_own
 
 def test_a_class_whose_annotations_cannot_be_read_is_made_as_it_is():
     class Own(mmpos.AttentionBias):
-        def __init__(self, heads: "Unknown", strength: "Unknown" = "much") -> None:  # noqa: F821
+        def __init__(self, heads: "Unknown", strength: "Unknown" = "much") -> None:
             super().__init__(heads)
             self.strength = strength
 
