@@ -1,9 +1,4 @@
-"""Where tokens are.
-
-Positions are one plain tensor ``[..., L, A]``: a row per token, a column per axis, the slowest axis
-first (time, height, width). They are raw indices or physical units (seconds), integer or float32;
-a coordinate that a token does not have is NaN, and contributes nothing to any encoding.
-"""
+"""Positions of sequences and grids, and what is to be known of axes."""
 
 from __future__ import annotations
 
@@ -19,34 +14,78 @@ Axes = int | Sequence[int]
 
 
 def sequence(
-    length: int, *, start: int = 0, device: torch.device | str | None = None
-) -> Int[Tensor, "{length} 1"]:
+    length: int,
+    *,
+    start: int | Int[Tensor, " batch"] = 0,
+    device: torch.device | str | None = None,
+) -> Int[Tensor, "*batch {length} 1"]:
     """Positions ``start … start + length - 1`` of a sequence: one axis.
+
+    A tensor of starts gives each row its own: those of a chunk after what a cache holds, say.
 
     >>> sequence(3, start=5).tolist()
     [[5], [6], [7]]
+    >>> sequence(2, start=torch.tensor([0, 7])).squeeze(-1).tolist()
+    [[0, 1], [7, 8]]
 
-    Raises: ValueError for a negative length.
+    Raises: ValueError for a negative length; TypeError for starts that are no whole numbers.
     """
     if not isinstance(length, int | torch.SymInt) or length < 0:
         raise ValueError(f"a sequence has a whole number of tokens, 0 or more, got {length!r}")
+    if isinstance(start, Tensor):
+        if start.is_floating_point() or start.ndim != 1:
+            raise TypeError(
+                f"starts are whole numbers, one for each row, got {start.dtype} of shape "
+                f"{tuple(start.shape)}"
+            )
+        ticks = torch.arange(length, device=start.device)
+        return (start.unsqueeze(-1) + ticks).unsqueeze(-1)
     return torch.arange(start, start + length, device=device).unsqueeze(-1)
 
 
-def grid(*sizes: int, device: torch.device | str | None = None) -> Int[Tensor, "length axes"]:
+def grid(
+    *sizes: int,
+    start: Sequence[float] | None = None,
+    step: Sequence[float] | None = None,
+    device: torch.device | str | None = None,
+) -> Num[Tensor, "length axes"]:
     """Positions of every cell of a grid in row-major order, the last axis fastest.
+
+    Args:
+        start: position of the first cell on each axis: where a crop lies in a larger grid.
+        step: from a cell to the next on each axis; fractions, or negative, if need be.
+
+    Positions are integers unless a start or a step is fractional, and float64 then (float32 on
+    devices without it).
 
     >>> grid(2, 3).tolist()
     [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+    >>> grid(1, 3, start=(4, 0), step=(1, 0.5)).tolist()
+    [[4.0, 0.0], [4.0, 0.5], [4.0, 1.0]]
 
-    Raises: ValueError without sizes or for a negative size; TypeError for other than whole numbers.
+    Raises: ValueError without sizes, for a negative size, or a start or step for other axes;
+        TypeError for sizes that are no whole numbers.
     """
     if any(not isinstance(size, int | torch.SymInt) for size in sizes):
         raise TypeError(f"sizes are whole numbers, one argument for each axis, got {sizes}")
     if not sizes or any(size < 0 for size in sizes):
         raise ValueError(f"a grid needs one size of 0 or more for each axis, got {sizes}")
     ticks = [torch.arange(size, device=device) for size in sizes]
+    if start is not None or step is not None:
+        ticks = _moved(ticks, start or (0,) * len(sizes), step or (1,) * len(sizes))
     return torch.stack(torch.meshgrid(*ticks, indexing="ij"), dim=-1).reshape(-1, len(sizes))
+
+
+def _moved(ticks: list[Tensor], start: Sequence[float], step: Sequence[float]) -> list[Tensor]:
+    if len(start) != len(ticks) or len(step) != len(ticks):
+        raise ValueError(
+            f"start and step have a number for each of {len(ticks)} axes, got {tuple(start)} and "
+            f"{tuple(step)}"
+        )
+    if not all(isinstance(number, int) for number in (*start, *step)):
+        exact = torch.float32 if ticks[0].device.type == "mps" else torch.float64
+        ticks = [tick.to(exact) for tick in ticks]
+    return [first + tick * by for tick, first, by in zip(ticks, start, step, strict=True)]
 
 
 def absent(
