@@ -101,7 +101,7 @@ def test_each_row_begins_at_its_own_place():
 
 @pytest.mark.usefixtures("unchecked")
 def test_starts_that_are_none():
-    with pytest.raises(TypeError, match="one for each row, got torch.float32 of shape"):
+    with pytest.raises(TypeError, match=r"one for each row, got torch.float32 of shape"):
         sequence(4, start=torch.tensor([0.5]))
     with pytest.raises(TypeError, match="one for each row"):
         sequence(4, start=torch.tensor(3))

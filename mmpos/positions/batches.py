@@ -64,6 +64,7 @@ def packed(
     another sum than ``tokens``, with both numbers.
     """
     given = torch.as_tensor(lengths, device=device)
+    given = given if given.numel() else given.long()
     if given.ndim != 1 or given.is_floating_point() or given.dtype == torch.bool:
         raise ValueError(f"lengths are whole numbers, one for each document, got {lengths!r}")
     if cumulative:
@@ -125,7 +126,7 @@ def seconds(
     >>> seconds(3, rate=16000 / 160, span=16).squeeze(-1).tolist()
     [0.0, 0.16, 0.32]
 
-    Raises: ValueError for a rate that is not above 0 and finite, a span below 1, or a negative count.
+    Raises: ValueError for a rate that is not above 0 and finite, a span below 1, a negative count.
     """
     if not 0 < rate < math.inf:
         raise ValueError(f"rate must be above 0 and finite, in frames a second, got {rate}")
