@@ -4,7 +4,8 @@ Order decides who may see whom, never position: the tokens of an image share a t
 positions of a video may pass those of the text that follows it.
 """
 
+from mmpos.attention.cache import KVCache, LayerCache
 from mmpos.attention.dot_product import attend
 from mmpos.attention.prepared import Prepared, prepare
 
-__all__ = ["Prepared", "attend", "prepare"]
+__all__ = ["KVCache", "LayerCache", "Prepared", "attend", "prepare"]

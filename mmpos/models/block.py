@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from mmpos.attention import Prepared, attend
+from mmpos.attention import LayerCache, Prepared, attend
 from mmpos.rotary import Rotation, rotate
 
 
@@ -52,15 +52,26 @@ class Attention(nn.Module):
         x: Float[Tensor, "batch length dim"],
         rotation: Rotation | None = None,
         prepared: Prepared | None = None,
+        cache: LayerCache | None = None,
+        held: Rotation | None = None,
     ) -> Float[Tensor, "batch length dim"]:
-        """Attend within ``x``; ``rotation`` and ``prepared`` come once per forward pass."""
+        """Attend within ``x``; ``rotation`` and ``prepared`` come once per forward pass.
+
+        With a ``cache``, also to the keys that it has; ``held`` turns all of them if they are kept
+        unturned.
+        """
         q, k, v = (
             rearrange(part, "b l (h d) -> b h l d", d=self.head_dim)
             for part in self.qkv(x).split(self.split, dim=-1)
         )
         q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation.dual)
+            q = rotate(q, rotation)
+            k = rotate(k, rotation.dual) if held is None else k
+        if cache is not None:
+            k, v = cache.append(k, v)
+        if held is not None:
+            k = rotate(k, held.dual)
         out = attend(q, k, v, prepared=prepared)
         return self.out(rearrange(out, "b h l d -> b l (h d)"))
 
@@ -138,7 +149,10 @@ class Block(nn.Module):
         x: Float[Tensor, "batch length dim"],
         rotation: Rotation | None = None,
         prepared: Prepared | None = None,
+        cache: LayerCache | None = None,
+        held: Rotation | None = None,
     ) -> Float[Tensor, "batch length dim"]:
         """One layer."""
-        x = x + self.drop_path(self.attention(self.attention_norm(x), rotation, prepared))
+        attended = self.attention(self.attention_norm(x), rotation, prepared, cache, held)
+        x = x + self.drop_path(attended)
         return x + self.drop_path(self.mlp(self.mlp_norm(x)))

@@ -8,14 +8,14 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor, nn
 
 from mmpos.additive import AdditiveEncoding
-from mmpos.attention import Prepared, prepare
+from mmpos.attention import KVCache, Prepared, prepare
 from mmpos.bias import AttentionBias, ContentBias
 from mmpos.coordinates import Extent
 from mmpos.frequencies import Length
 from mmpos.models.block import Attention, Block, Mlp
 from mmpos.models.slots import fill, fill_layers, pattern, with_head_dim
 from mmpos.positions import Axes, absent, axis_count, join
-from mmpos.rotary import RotaryEncoding
+from mmpos.rotary import RotaryEncoding, Rotation
 
 Size = Literal["nano", "tiny", "small", "base"]
 _SIZES: dict[Size, tuple[int, int, int]] = {
@@ -178,6 +178,7 @@ class Transformer(nn.Module):
         mask: Bool[Tensor, "batch length"] | None = None,
         segments: Int[Tensor, "batch length"] | None = None,
         length: Length | None = None,
+        cache: KVCache | None = None,
     ) -> Float[Tensor, "batch prefix_and_length dim"]:
         """Encode tokens ``x`` at ``positions``: shared ``[L, A]``, or a row's own ``[B, L, A]``.
 
@@ -187,9 +188,11 @@ class Transformer(nn.Module):
             segments: the document of each token; tokens see their own document only.
             length: for context extensions that depend on it; by default the number of tokens, or
                 the grid.
+            cache: the tokens before these, to which these are added; see `KVCache`.
 
         Returns: prefix tokens first, then the tokens.
-        Raises: ValueError for positions that do not fit, or segments together with prefix tokens.
+        Raises: ValueError for positions that do not fit, segments together with prefix tokens, or a
+            cache in a transformer that is not causal or has prefix tokens.
         """
         if x.ndim != 3 or x.shape[-1] != self.dim:
             raise ValueError(
@@ -215,29 +218,67 @@ class Transformer(nn.Module):
                 mask = nn.functional.pad(mask, (self.prefix_tokens, 0), value=True)
         if self.additive is not None:
             x = x + self.additive(positions, extent).to(x.dtype)
-        rotations = [
-            rotary(positions, extent, length=self._length(rotary, tokens, extent, length))
-            for rotary in _modules(self.rotary)
-        ]
-        biases = [bias(positions, positions, extent) for bias in _modules(self.bias)]
-        prepared: dict[tuple[int | None, int | None], Prepared] = {}
-        for layer, turn, added, window in zip(
-            self.layers, self.rotary_of, self.bias_of, self.windows, strict=True
+        keys, k_segments = positions, segments
+        if cache is not None:
+            length = self._frozen(cache, length)
+            keys, mask, k_segments = cache.extended(positions, mask, segments)
+            tokens = keys.shape[-2]
+        lengths = [self._length(each, tokens, extent, length) for each in _modules(self.rotary)]
+        turns = list(zip(_modules(self.rotary), lengths, strict=True))
+        rotations = [rotary(positions, extent, length=own) for rotary, own in turns]
+        held: list[Rotation] = []
+        if cache is not None and not cache.rotated:
+            held = [rotary(keys, extent, length=own) for rotary, own in turns]
+        biases = [bias(positions, keys, extent) for bias in _modules(self.bias)]
+        prepared: dict[tuple[int | None, int | None], Prepared] = {
+            (added, window): prepare(
+                x.shape[-2],
+                keys.shape[-2],
+                bias=None if added is None else biases[added],
+                causal=self.causal,
+                window=window,
+                q_segments=segments,
+                k_segments=k_segments,
+                mask=mask,
+                device=x.device,
+            )
+            for added, window in dict.fromkeys(zip(self.bias_of, self.windows, strict=True))
+        }
+        if cache is not None:
+            cache.note(keys, mask, k_segments)
+        for index, (layer, turn, added, window) in enumerate(
+            zip(self.layers, self.rotary_of, self.bias_of, self.windows, strict=True)
         ):
-            if (added, window) not in prepared:
-                prepared[added, window] = prepare(
-                    x.shape[-2],
-                    x.shape[-2],
-                    bias=None if added is None else biases[added],
-                    causal=self.causal,
-                    window=window,
-                    q_segments=segments,
-                    k_segments=segments,
-                    mask=mask,
-                    device=x.device,
-                )
-            x = layer(x, None if turn is None else rotations[turn], prepared[added, window])
+            x = layer(
+                x,
+                None if turn is None else rotations[turn],
+                prepared[added, window],
+                None if cache is None else cache.layer(index),
+                held[turn] if held and turn is not None else None,
+            )
         return self.norm(x)
+
+    def _frozen(self, cache: KVCache, length: Length | None) -> Length | None:
+        """The length that extensions take with a cache, noted there from the first call on."""
+        if not self.causal or self.prefix is not None:
+            raise ValueError(
+                "a cache is for causal transformers without class and register tokens: tokens that "
+                "see what comes after them change with it"
+            )
+        if length is not None and cache.length is not None and not _same(length, cache.length):
+            raise ValueError(
+                f"the cache's length is {cache.length} from its first call on, got {length}"
+            )
+        length = cache.length if length is None else length
+        if cache.rotated and length is None and any(r.needs_length for r in _modules(self.rotary)):
+            raise ValueError(
+                "a context extension here depends on the length, and cached keys that were turned "
+                "for one length do not fit another: pass KVCache(length=…) for all calls, or "
+                "KVCache(rotated=False) to turn keys at each"
+            )
+        if cache.rotated:
+            cache.length = length
+        return length
 
     def _length(
         self, rotary: RotaryEncoding, tokens: int, extent: Extent | None, given: Length | None
@@ -248,6 +289,10 @@ class Transformer(nn.Module):
         if axis_count(self.axes) == 1:
             return max(1, tokens)
         return tuple(extent.unbind(-1)) if isinstance(extent, Tensor) else extent
+
+
+def _same(length: Any, other: Any) -> bool:
+    return torch.equal(torch.as_tensor(length), torch.as_tensor(other))
 
 
 def _modules(slot: nn.Module | None) -> list[Any]:

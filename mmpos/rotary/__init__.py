@@ -3,7 +3,7 @@
 from mmpos.rotary.mixed import MixedRotaryEncoding
 from mmpos.rotary.mrope import MRoPE
 from mmpos.rotary.rope import RotaryEncoding
-from mmpos.rotary.rotation import Rotation, rotate, rotate_
+from mmpos.rotary.rotation import Rotation, rerotate, rotate, rotate_
 from mmpos.rotary.temperature import LogTemperature
 from mmpos.rotary.vjepa2 import VJEPA2Encoding
 from mmpos.rotary.xdrope import XDRoPE
@@ -18,6 +18,7 @@ __all__ = [
     "VJEPA2Encoding",
     "XDRoPE",
     "XPosEncoding",
+    "rerotate",
     "rotate",
     "rotate_",
 ]

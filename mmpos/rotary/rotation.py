@@ -39,6 +39,18 @@ class Rotation(NamedTuple):
         """The rotation of keys; ordinary rotations are their own."""
         return self if self.keys is None else self.keys
 
+    @property
+    def inverse(self) -> Rotation:
+        """What undoes it: ``(cos, -sin) / (cos² + sin²)``, for xPos too, which scales as it turns.
+
+        Raises: ValueError for a scheme that is no rotation.
+        """
+        if self.second is not None:
+            raise ValueError("this scheme is no rotation, and what it does cannot be undone")
+        size = self.cos.square() + self.sin.square()
+        scale = None if self.scale is None else 1 / self.scale
+        return self._replace(cos=self.cos / size, sin=-self.sin / size, scale=scale, keys=None)
+
 
 def rotate(
     x: Float[Tensor, "*batch head length head_dim"], rotation: Rotation
@@ -100,6 +112,24 @@ def rotate_(
     if plain and not traced and not is_watched(x, cos, sin):
         return turn(x, x, cos, sin, rotation.layout, rotation.start)
     return x.copy_(rotate(x, rotation))
+
+
+def rerotate(
+    keys: Float[Tensor, "*batch head length head_dim"], old: Rotation, new: Rotation
+) -> Float[Tensor, "*batch head length head_dim"]:
+    """Keys that were turned by the dual of ``old``, turned by that of ``new`` instead.
+
+    For keys in a cache whose frequencies change (a context extension), or whose positions do (a
+    window that slides).
+    Raises: as `rotate`; ValueError for a scheme that is no rotation: keep its keys unturned.
+
+    >>> old, new = (mmpos.RotaryEncoding(4, base=base)(torch.ones(3, 1)) for base in (10, 20))
+    >>> k = torch.randn(1, 3, 4)
+    >>> again = rerotate(mmpos.rotate(k, old), old, new)
+    >>> torch.allclose(again, mmpos.rotate(k, new), atol=1e-6)
+    True
+    """
+    return rotate(rotate(keys, old.dual.inverse), new.dual)
 
 
 def _tables(x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor | None]:
