@@ -101,6 +101,32 @@ class KVCache:
             self._layers.append(LayerCache())
         return self._layers[index]
 
+    def frozen(self, length: Length | None, needed: bool) -> Length | None:
+        """The length of a call, frozen from the first on if keys are kept turned.
+
+        Args:
+            length: what the call gives.
+            needed: whether a context extension depends on it.
+
+        Raises: ValueError for another one than before, or none where one must be.
+        """
+        if length is None:
+            length = self.length
+        elif self.length is not None and not _same(length, self.length):
+            raise ValueError(
+                f"the cache's length is {self.length} from its first call on, got {length}"
+            )
+        if not self.rotated:
+            return length
+        if needed and length is None:
+            raise ValueError(
+                "a context extension here depends on the length, and cached keys that were turned "
+                "for one length do not fit another: pass KVCache(length=…) for all calls, or "
+                "KVCache(rotated=False) to turn keys at each"
+            )
+        self.length = length
+        return length
+
     def extended(
         self,
         positions: Num[Tensor, "*batch length axes"],
@@ -159,6 +185,10 @@ class KVCache:
             self._evicted = self._evicted[rows]
         for layer in self._layers:
             layer.replace(layer.keys[rows], layer.values[rows])
+
+
+def _same(length: Length, other: Length) -> bool:
+    return torch.equal(torch.as_tensor(length), torch.as_tensor(other))
 
 
 def _written(memory: Tensor, tokens: int, new: Tensor) -> Tensor:

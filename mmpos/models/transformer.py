@@ -265,20 +265,7 @@ class Transformer(nn.Module):
                 "a cache is for causal transformers without class and register tokens: tokens that "
                 "see what comes after them change with it"
             )
-        if length is not None and cache.length is not None and not _same(length, cache.length):
-            raise ValueError(
-                f"the cache's length is {cache.length} from its first call on, got {length}"
-            )
-        length = cache.length if length is None else length
-        if cache.rotated and length is None and any(r.needs_length for r in _modules(self.rotary)):
-            raise ValueError(
-                "a context extension here depends on the length, and cached keys that were turned "
-                "for one length do not fit another: pass KVCache(length=…) for all calls, or "
-                "KVCache(rotated=False) to turn keys at each"
-            )
-        if cache.rotated:
-            cache.length = length
-        return length
+        return cache.frozen(length, any(each.needs_length for each in _modules(self.rotary)))
 
     def _length(
         self, rotary: RotaryEncoding, tokens: int, extent: Extent | None, given: Length | None
@@ -289,10 +276,6 @@ class Transformer(nn.Module):
         if axis_count(self.axes) == 1:
             return max(1, tokens)
         return tuple(extent.unbind(-1)) if isinstance(extent, Tensor) else extent
-
-
-def _same(length: Any, other: Any) -> bool:
-    return torch.equal(torch.as_tensor(length), torch.as_tensor(other))
 
 
 def _modules(slot: nn.Module | None) -> list[Any]:
