@@ -24,7 +24,8 @@ class Specified:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any):
-        names = inspect.signature(cls).parameters
+        known = _parameters(cls)
+        names = [name for name, each in known.items() if each.kind is not each.KEYWORD_ONLY]
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
             hint = _hints(cls).get(name, Any)
             if name != "axes" and not _fits(value, hint):  # `axis_count` says what axes are
@@ -45,7 +46,7 @@ class Specified:
         {'class_path': 'mmpos.RotaryEncoding', 'init_args': {'head_dim': 64, 'axes': 2}}
         """
         arguments = {}
-        for name, parameter in inspect.signature(type(self)).parameters.items():
+        for name, parameter in _parameters(type(self)).items():
             value = getattr(self, name)
             default = parameter.default
             same = default is None and isinstance(value, Specified) and value.neutral
@@ -73,17 +74,24 @@ def build(spec: Mapping[str, Any]) -> Any:
         raise ValueError(f"init_args are names with values, got {arguments!r}")
     if inspect.isabstract(cls):
         raise TypeError(f"{spec['class_path']} is a kind of encoding: name one of that kind")
-    known = list(inspect.signature(cls).parameters)
+    known = list(_parameters(cls))
     for name in arguments:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, 1)
             hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
             raise ValueError(f"{spec['class_path']} has no argument {name!r}: {hint}")
     try:
-        inspect.signature(cls).bind(**arguments)
+        inspect.signature(cls.__init__).bind(None, **arguments)
     except TypeError as missing:
         raise ValueError(f"{spec['class_path']}: {missing}") from None
     return cls(**{name: _rebuilt(value) for name, value in arguments.items()})
+
+
+def _parameters(cls: type) -> dict[str, inspect.Parameter]:
+    """The arguments of a class that have names."""
+    found = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    unnamed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {each.name: each for each in found if each.kind not in unnamed}
 
 
 @functools.cache
@@ -101,11 +109,14 @@ def _fits(value: Any, hint: Any) -> bool:
     if kind in (Union, UnionType):
         return any(_fits(value, part) for part in parts)
     if kind is Literal:
-        return isinstance(value, str)
+        return isinstance(value, str) or value in parts
     if kind in (list, tuple, Sequence):
         if isinstance(value, str | int | float | None):
             return False
-        return not isinstance(value, list | tuple) or all(_fits(v, parts[0]) for v in value)
+        several = kind is not tuple or parts[1:] == (...,)
+        if not isinstance(value, list | tuple) or not parts or not several:
+            return True
+        return all(_fits(each, parts[0]) for each in value)
     if hint is bool:
         return not isinstance(value, str | int | float) or isinstance(value, bool)
     if hint is int:

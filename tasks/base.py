@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from os import PathLike
 from typing import Any, Self
 
@@ -11,7 +12,6 @@ from lightning.pytorch.callbacks import Callback, WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torchmetrics import Metric
 
 from mmpos import __version__
@@ -140,9 +140,7 @@ class Task(L.LightningModule):
     def configure_callbacks(self) -> list[Callback]:
         if self.ema is None or self.trainer.state.fn != TrainerFn.FITTING:
             return []
-        # lerp leaves what is frozen as it is; the function of EMAWeightAveraging would round it
-        average = get_ema_multi_avg_fn(self.ema)
-        return [WeightAveraging(use_buffers=False, multi_avg_fn=average)]
+        return [WeightAveraging(use_buffers=False, multi_avg_fn=partial(_averaged, self.ema))]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Let a resumed run decay weights and rates and freeze as it is told to now, not as it was
@@ -155,3 +153,14 @@ class Task(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Record the version of mmpos that wrote the checkpoint."""
         checkpoint["mmpos_version"] = __version__
+
+
+@torch.no_grad()
+def _averaged(decay: float, averages: Any, weights: Any, _: Any) -> None:
+    """Move averages towards weights, in the wider of their dtypes; what is frozen stays as it is,
+    which the function of EMAWeightAveraging would round.
+    """
+    for average, weight in zip(averages, weights, strict=True):
+        wide = torch.promote_types(average.dtype, weight.dtype)
+        average.data = average.data.to(wide)
+        average.lerp_(weight.to(wide), 1 - decay)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from mmpos.interop.timm import Backbone, describe
-from mmpos.interop.timm.places import NAME
+from mmpos.interop.timm import Backbone, describe, replace
+from mmpos.interop.timm.places import NAME, Places
 from mmpos.models import BackboneClassifier
 from tasks.configs import CommandError
 from tasks.image import ImageClassification
@@ -88,26 +90,74 @@ def _state(task: ImageClassification) -> tuple[Mapping[str, Tensor], list[str]]:
         return network.state_dict(), ["load: mmpos fit --model.weights, or load_state_dict"]
     backbone = _backbone(network)
     model: Any = backbone.model
-    state = dict(model.state_dict())
-    size, name = tuple(_size(task)), describe(model).model
-    answers, lines = 0, []
-    if len(network.heads) == 1:
-        (head,) = network.heads.values()
+    known = {**backbone.arguments, **(getattr(model, "_model_args", None) or {})}
+    known = {key: value for key, value in known.items() if key not in ("num_classes", "pretrained")}
+    name, state = describe(model).model, dict(model.state_dict())
+    heads = list(network.heads.values())
+    lines: list[str] = []
+    if len(heads) == 1:
+        (head,) = heads
         assert isinstance(head, nn.Linear)
         where = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or "head"
-        for each in (where,) if isinstance(where, str) else where:
-            state |= {f"{each}.{key}": value for key, value in head.state_dict().items()}
-        answers = head.out_features
+        whole = {**known, "num_classes": head.out_features}
+        if isinstance(where, str):
+            named = {f"{where}.{key}": value for key, value in head.state_dict().items()}
+            if _is_right(task, name, whole, state | named, logits=True):
+                return state | named, [_call(name, whole, model)]
+        lines.append(f"head left out: that of timm's {name} is made otherwise")
     else:
-        lines.append(f"heads of {len(network.heads)} questions left out: timm has one")
-    arguments = {**backbone.arguments, "num_classes": answers}
-    if "img_size" in (getattr(model, "_model_args", None) or {}):
-        arguments["img_size"] = size
-    named = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-    steps = [f"model = timm.create_model({name!r}, {named})"]
+        lines.append(f"heads of {len(heads)} questions left out: timm has one")
+    known["num_classes"] = 0
+    if not _is_right(task, name, known, state, logits=False):
+        raise CommandError(
+            f"timm makes no {name} from {_named(known)} that gives what this one does: export to "
+            ".onnx"
+        )
+    return state, [*lines, _call(name, known, model)]
+
+
+def _is_right(
+    task: ImageClassification, name: str, arguments: dict, state: dict, *, logits: bool
+) -> bool:
+    """Whether timm's model with these weights gives what the task's does."""
+    network = task.network
+    assert isinstance(network, BackboneClassifier)
+    model: Any = _backbone(network).model
+    size = _size(task)
+    images = torch.randn(2, task.hparams["channels"], *size)
+    try:
+        twin: Any = timm.create_model(name, **arguments).eval()
+        if hasattr(model, NAME):
+            held = copy.deepcopy(getattr(model, NAME))
+            replace(twin, **{place: _again(held, place) for place in held.taken})
+        twin.load_state_dict(state)
+        with torch.no_grad():
+            (expected,) = network(images).values() if logits else (network.backbone(images),)
+            got = twin(images)
+    except (RuntimeError, TypeError, ValueError, AssertionError):
+        return False
+    return isinstance(got, Tensor) and torch.allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def _again(held: Places, place: str) -> Any:
+    """What fills a place alike."""
+    encodings = held.encodings(place)
+    if place == "additive":
+        return encodings[0] if encodings else None
+    of = getattr(held, f"{place}_of")
+    return [nn.Identity() if index is None else encodings[index] for index in of]
+
+
+def _named(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+
+
+def _call(name: str, arguments: Mapping[str, Any], model: nn.Module) -> str:
+    """How a user makes the model that the weights are for."""
+    steps = [f"model = timm.create_model({name!r}, {_named(arguments)})"]
     if hasattr(model, NAME):
         steps.append("mmpos.interop.timm.replace(model, …) with the encodings of this run")
-    return state, [*lines, f"load: {'; '.join([*steps, 'model.load_state_dict(…)'])}"]
+    return f"load: {'; '.join([*steps, 'model.load_state_dict(…)'])}"
 
 
 class _Logits(nn.Module):

@@ -1,6 +1,7 @@
 """Every encoding as plain data, and rebuilt from it."""
 
 import json
+from typing import Literal
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import mmpos
 from mmpos import coordinates, frequencies
 from mmpos.frequencies import YaRN
 from mmpos.resample import Resampling
+from mmpos.spec import Specified
 
 
 def test_an_encoding_is_rebuilt_from_json(encoding_case, values):
@@ -151,3 +153,32 @@ def test_a_class_whose_annotations_cannot_be_read_is_made_as_it_is():
             return 0.0 * head
 
     assert Own(2).strength == "much"
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_classes_of_a_users_own_are_made_as_they_are_written():
+    class Renamed(mmpos.ALiBi):
+        def __init__(self, *args, name: str = "x", **options) -> None:
+            super().__init__(*args, **options)
+            self.name = name
+
+    class Chosen(Specified):
+        def __init__(
+            self,
+            level: Literal[1, 2] = 1,
+            word: Literal["a", None] = None,
+            pair: tuple[int, str] = (1, "a"),
+            items: list = [],  # noqa: B006
+        ) -> None:
+            self.level, self.word, self.pair, self.items = level, word, pair, items
+
+    class Bare(Specified):
+        pass
+
+    assert Renamed(8, 2).axes == 2
+    with pytest.raises(TypeError, match="takes name as str, got 3"):
+        Renamed(8, name=3)
+    assert Chosen(2, None, (1, "a"), [3]).spec()["init_args"] == {"level": 2, "items": [3]}
+    with pytest.raises(TypeError, match="takes level as 1 or 2, got 3"):
+        Chosen(3)
+    assert Bare().spec()["init_args"] == {}

@@ -38,7 +38,7 @@ def kernel(
             attn_mask=mask,
             is_causal=causal,
             scale=scale,
-            enable_gqa=q.shape[-3] != k.shape[-3],
+            enable_gqa=bool(q.shape[-3] != k.shape[-3]),
         )
 
 
@@ -55,5 +55,5 @@ def math_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: flo
     mask = None if mask is None else as_kernel_takes(mask, q)
     with sdpa_kernel(SDPBackend.MATH):
         return scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[-3] != k.shape[-3]
+            q, k, v, attn_mask=mask, scale=scale, enable_gqa=bool(q.shape[-3] != k.shape[-3])
         )

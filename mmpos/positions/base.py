@@ -114,7 +114,7 @@ def join(*parts: Num[Tensor, "*#batch _ _"]) -> Num[Tensor, "*batch length axes"
         if not isinstance(part, Tensor) or part.ndim < 2:
             got = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
             raise TypeError(f"parts are tensors [..., length, axes], one by one, got {got}")
-    axes = {part.shape[-1] for part in parts}
+    axes = {int(part.shape[-1]) for part in parts}
     if len(axes) != 1:
         raise ValueError(f"cannot join positions with different numbers of axes: {sorted(axes)}")
     for part in parts:

@@ -2,10 +2,12 @@
 
 import copy
 import pickle
+import warnings
 from functools import partial
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -339,3 +341,101 @@ def test_every_class_of_attention_is_timms_own_still():
     for theirs, ours in PLACED.items():
         assert issubclass(ours, theirs)
         assert theirs.__module__.startswith("timm.")
+
+
+def trained(model, x):
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    model.train()(x).square().sum().backward()
+    optimizer.step()
+    model.eval()
+
+
+def test_what_is_kept_is_resized_once_and_what_was_taken_with_the_model(make, image, out):
+    kept, twin = make("vit"), make("vit")
+    replace(kept, rotary=ROPE)
+    for model in (kept, twin):
+        resize(model, (256, 256))
+    restore(kept)
+    assert torch.equal(kept.pos_embed, twin.pos_embed)
+
+    taken, twin = make("beit"), make("beit")
+    replace(taken, additive=None, bias=None)
+    replace(taken, rotary=ROPE)
+    for size in ((32, 64), (128, 96)):
+        for model in (taken, twin):
+            resize(model, size)
+    replace(taken, bias=mmpos.ALiBi)
+    restore(taken)
+    for (name, one), (_, other) in zip(
+        taken.named_parameters(), twin.named_parameters(), strict=True
+    ):
+        assert torch.equal(one, other), name
+    assert torch.equal(out(taken, image(128, 96)), out(twin, image(128, 96)))
+
+
+def test_a_scheme_comes_back_whatever_the_size_and_the_mode():
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=72, dynamic_img_size=True, dynamic_img_pad=True, depth=1
+    )
+    table = model.pos_embed
+    replace(model, additive=None, rotary=ROPE)
+    restore(model)
+    assert model.pos_embed is table
+    eva = timm.create_model("eva02_tiny_patch14_224", depth=1).train()
+    replace(eva, rotary=ROPE)
+    restore(eva.eval())
+    assert not any(module.training for module in eva.modules())
+
+
+def test_a_resize_that_fails_leaves_what_was_taken(make):
+    model = make("vit", dynamic_img_size=True, dynamic_img_pad=True)
+    table, before = model.pos_embed, model.pos_embed.detach().clone()
+    replace(model, additive=LEARNED, rotary=ROPE)
+    with pytest.raises(ValueError, match="is no multiple of"):
+        resize(model, (65, 64))
+    assert model.pos_embed is None
+    restore(model)
+    assert model.pos_embed is table
+    assert torch.equal(table, before)
+
+
+def test_recomputed_blocks_know_the_images_that_they_were_given(make, image):
+    grads = []
+    for recomputing in (False, True):
+        model = make("vit", dynamic_img_size=True)
+        torch.manual_seed(1)
+        replace(model, additive=None, rotary=ROPE, bias=mmpos.T5Bias)
+        model.set_grad_checkpointing(recomputing)
+        wide, tall = image(32, 128), image(128, 32)
+        (model.train()(wide).square().sum() + 2 * model(tall).square().sum()).backward()
+        grads.append({name: each.grad for name, each in model.named_parameters()})
+    for name, grad in grads[0].items():
+        if grad is not None:
+            torch.testing.assert_close(grads[1][name], grad, msg=name)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_replaced_model_is_traced(make, image, out):
+    for more in ({}, {"dynamic_img_size": True}):
+        model = make("vit", **more)
+        replace(model, additive=None, rotary=ROPE, bias=mmpos.ALiBi)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = torch.jit.trace(model, image(64, 64), check_trace=False)
+        close(out(traced, image(64, 64)), out(model, image(64, 64)))
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        {"additive": LEARNED(24, (3, 3))},
+        {"bias": RelativePositionBias(2, (3, 3))},
+    ],
+)
+def test_tables_of_another_grid_are_refused(slots, make):
+    model = make("vit")
+    before = state(model)
+    with pytest.raises(ValueError, match="made for a grid of 3 × 3, the model has 4 × 4"):
+        replace(model, **slots)
+    assert state(model) == before
+    replace(model, additive=LEARNED(24, (3, 3), dynamic=True))

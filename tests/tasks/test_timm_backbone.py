@@ -17,7 +17,7 @@ import mmpos
 from mmpos.interop.timm import Backbone, replace, resize
 from tasks import ImageClassification, cli
 from tasks.data import Images
-from tasks.export import export
+from tasks.export import _state, export
 from tasks.weights import load_weights
 
 SMALL = {"embed_dim": 24, "depth": 2, "num_heads": 2}
@@ -217,3 +217,73 @@ def test_weights_of_timm_from_a_file(tmp_path: Path) -> None:
         assert torch.equal(backbone(x), own(x))
     with pytest.raises(ValueError, match="holds no weights of vit_tiny_patch16_224"):
         Backbone((224, 224), name="vit_tiny_patch16_224", weights=tmp_path / "own.pth")
+
+
+@pytest.mark.parametrize("part", ["other", "deeper", "foreign", "nested"])
+def test_weights_of_another_model_are_refused(part: str, tmp_path: Path) -> None:
+    own = timm.create_model("vit_tiny_patch16_224", **SMALL)
+    states = {
+        "other": timm.create_model("resnet18").state_dict(),
+        "deeper": timm.create_model("vit_tiny_patch16_224", **{**SMALL, "depth": 3}).state_dict(),
+        "foreign": {"foo": torch.zeros(3)},
+        "nested": {f"net.{key}": value for key, value in own.state_dict().items()},
+    }
+    torch.save(states[part], tmp_path / "own.pth")
+    with pytest.raises(ValueError, match=r"lacks|has unknown"):
+        Backbone(
+            (224, 224), name="vit_tiny_patch16_224", weights=tmp_path / "own.pth", options=SMALL
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "options", "head"),
+    [
+        ("swinv2_tiny_window8_256", (192, 192), {"depths": (1, 1, 1, 1)}, True),
+        ("vit_tiny_patch16_224", (64, 96), {"depth": 1}, True),
+        ("levit_128s", (224, 224), {}, False),
+    ],
+)
+def test_what_is_exported_is_tried_first(name: str, size: tuple, options: dict, head: bool) -> None:
+    patch = {"patch_size": 8} if name.startswith("vit") else {}
+    backbone = partial(Backbone, name=name, options=options, **patch)
+    model = ImageClassification(["a", "b", "c"], size, backbone=backbone).eval()
+    state, lines = _state(model)
+    twin = eval(lines[-1].partition("model = ")[2].partition("; ")[0], {"timm": timm}).eval()
+    twin.load_state_dict(state)
+    assert (lines[0].startswith("head left out")) != head
+    with torch.no_grad():
+        x = torch.randn(1, 3, *size)
+        expected = model(x)["class"] if head else model.network.backbone(x)
+        torch.testing.assert_close(twin(x), expected)
+
+
+def test_the_size_is_that_of_the_model() -> None:
+    one = Backbone((32, 32), name="vit_tiny_patch16_224", patch_size=8, options=SMALL)
+    resize(one.model, (48, 64))
+    assert one.size == (48, 64)
+    other = Backbone((48, 64), name="vit_tiny_patch16_224", patch_size=8, options=SMALL)
+    other.load_state_dict(one.state_dict())
+    one.load_state_dict(one.state_dict())
+    assert one.size == other.size == (48, 64)
+    assert torch.equal(one.model.pos_embed, other.model.pos_embed)
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "32-true"])
+def test_averages_follow_the_precision(precision: str, tmp_path: Path) -> None:
+    data = Images(scene="plain", image_size=32, patch_size=None, train_samples=40, batch_size=20)
+    model = ImageClassification(
+        data.classes, (32, 32), channels=1, backbone=VIT, ema=0.5, freeze=["backbone.model.norm"]
+    )
+    frozen = model.network.backbone.model.norm.weight.detach().clone()
+    trainer = L.Trainer(
+        default_root_dir=tmp_path,
+        max_epochs=1,
+        accelerator="cpu",
+        precision=precision,
+        logger=False,
+        enable_progress_bar=False,
+        limit_val_batches=1,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, data)
+    assert torch.equal(model.network.backbone.model.norm.weight.float(), frozen.to(torch.float32))

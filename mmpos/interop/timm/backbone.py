@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
 from os import PathLike
@@ -43,6 +44,8 @@ class Backbone(nn.Module):
         additive, rotary, bias, per_layer: see `replace`.
         options: more arguments of the architecture, such as ``drop_path_rate``.
 
+    Under layer-wise decay, encodings that are put in learn at the rate of the heads: they are new.
+
     Shape: ``[B, C, H, W]`` → ``[B, dim]``, pooled as the architecture does before its classifier.
     Raises: ValueError for an unknown name, with those near it, or what `resize` and `replace`
         refuse; FileNotFoundError for weights that are not there; OSError where they cannot be
@@ -69,6 +72,12 @@ class Backbone(nn.Module):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        own = {"num_classes", "in_chans", "img_size", "pretrained"} & set(options or ())
+        if own - ({"img_size"} if weights is not None else set()):
+            raise ValueError(
+                f"options may not have {', '.join(sorted(own))}: image_size, channels and "
+                "pretrained say it, and a backbone has no classes"
+            )
         if pretrained and weights is not None:
             raise ValueError("pretrained=True downloads weights, a file of them is given too")
         source: dict[str, Any] = {"pretrained": pretrained}
@@ -83,9 +92,16 @@ class Backbone(nn.Module):
         if there.resizable or there.image_size not in (None, tuple(image_size)):
             resize(self.model, image_size, patch_size)
         replace(self.model, additive=additive, rotary=rotary, bias=bias, per_layer=per_layer)
-        self.size = (int(image_size[0]), int(image_size[1]))
+        self._size = (int(image_size[0]), int(image_size[1]))
         self.register_load_state_dict_pre_hook(_to_stored_size)
         self.register_load_state_dict_post_hook(_to_own_size)
+
+    _own: tuple[int, ...] | None = None
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Height and width of the images that it is made for."""
+        return describe(self.model).image_size or self._size
 
     def get_extra_state(self) -> Tensor:
         """The size that the weights are for, for what loads them."""
@@ -130,14 +146,16 @@ def _to_stored_size(backbone: Backbone, state: Mapping[str, Tensor], prefix: str
     """Take the model to the size of what is about to be loaded."""
     stored = backbone.stored_size(state, prefix)
     if stored is not None:
+        backbone._own = backbone.size
         resize(backbone.model, stored)
-        _log.warning("%smodel: resized from %s to %s", prefix, times(stored), times(backbone.size))
+        _log.warning("%smodel: resized from %s to %s", prefix, times(stored), times(backbone._own))
 
 
 def _to_own_size(backbone: Backbone, _: Any) -> None:
     """Take what was loaded to the model's own size."""
-    if describe(backbone.model).resizable:
-        resize(backbone.model, backbone.size)
+    if backbone._own is not None:
+        resize(backbone.model, backbone._own)
+        backbone._own = None
 
 
 def _made(name: str, **arguments: Any) -> nn.Module:
@@ -152,8 +170,10 @@ def _made(name: str, **arguments: Any) -> nn.Module:
         known = f"it has {', '.join(tags)}" if tags else "it has none"
         raise ValueError(f"timm has no weights {tag!r} of {architecture}: {known}")
     file = (arguments.get("pretrained_cfg_overlay") or {}).get("file")
+    loaded: list[Any] = []
     try:
-        return timm.create_model(name, **arguments)
+        with _noted(loaded):
+            model = timm.create_model(name, **arguments)
     except TypeError as error:
         raise ValueError(f"{architecture} does not take these options: {error}") from error
     except OSError as error:
@@ -164,5 +184,43 @@ def _made(name: str, **arguments: Any) -> nn.Module:
     except (RuntimeError, KeyError, SafetensorError, UnpicklingError) as error:
         if file is None:
             raise
-        first = str(error).strip().splitlines()[0]
-        raise ValueError(f"{file} holds no weights of {architecture}: {first}") from error
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ValueError(
+            f"{file} holds no weights of {architecture}: {' '.join(lines[:2])}"
+        ) from error
+    if file is not None:
+        _check_loaded(model, file, loaded)
+    return model
+
+
+@contextmanager
+def _noted(results: list[Any]) -> Iterator[None]:
+    """Note what loading state dicts gives, which timm logs at most."""
+    load = nn.Module.load_state_dict
+
+    def noting(module: nn.Module, *args: Any, **named: Any) -> Any:
+        results.append(load(module, *args, **named))
+        return results[-1]
+
+    nn.Module.load_state_dict = noting  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        nn.Module.load_state_dict = load
+
+
+def _check_loaded(model: nn.Module, file: str, loaded: Sequence[Any]) -> None:
+    """Raise ValueError unless a file had all weights but the classifier's, and no others."""
+    heads = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ()
+    heads = tuple(f"{head}." for head in ((heads,) if isinstance(heads, str) else heads))
+    for what, names in (
+        ("lacks", [name for each in loaded[-1:] for name in each.missing_keys]),
+        ("has unknown", [name for each in loaded[-1:] for name in each.unexpected_keys]),
+    ):
+        others = [name for name in names if not name.startswith(heads)]
+        if others or not loaded:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            raise ValueError(
+                f"{file} {what} {others[0] if others else 'weights'}{more}: give the name and the "
+                "options of the model that they are of"
+            )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -43,10 +44,11 @@ class Now:
 
 
 class Taken(NamedTuple):
-    """What a model had of its own in a place, and on what grid of patches."""
+    """What a model had of its own, and where."""
 
-    grid: tuple[int, ...]
-    parts: list[tuple[nn.Module, str, Any]]
+    module: nn.Module
+    name: str
+    value: Any
 
 
 class Places(nn.Module):
@@ -56,7 +58,7 @@ class Places(nn.Module):
         prefix_tokens: class and register tokens before the patches.
 
     `enter` is the hook of the patch embedding: there a model knows its grid, by whichever of its
-    methods it is called.
+    methods it is called; `arrive` is that of the blocks.
     """
 
     def __init__(self, prefix_tokens: int, depth: int) -> None:
@@ -67,7 +69,7 @@ class Places(nn.Module):
         self.bias: Any = None
         self.rotary_of: list[int | None] = [None] * depth
         self.bias_of: list[int | None] = [None] * depth
-        self.taken: dict[str, Taken] = {}
+        self.taken: dict[str, list[Taken]] = {}
         self.now = Now()
 
     def take_over(self, other: Places, place: str) -> None:
@@ -83,14 +85,41 @@ class Places(nn.Module):
         held = getattr(self, place)
         return [] if held is None else list(held) if isinstance(held, nn.ModuleList) else [held]
 
+    def give_back(self) -> None:
+        """Let the model have its own schemes again, until it is told to `take` them."""
+        for module, name, value in itertools.chain.from_iterable(self.taken.values()):
+            setattr(module, name, value)
+
+    def take(self) -> None:
+        """Take the model's own schemes off, as they are now."""
+        self.taken = {
+            place: [Taken(module, name, getattr(module, name)) for module, name, _ in parts]
+            for place, parts in self.taken.items()
+        }
+        for module, name, _ in itertools.chain.from_iterable(self.taken.values()):
+            setattr(module, name, None)
+
+    def arrive(self, block: nn.Module, args: tuple) -> None:
+        """Have a block that is computed again, for its gradient, ask for what it was given first.
+
+        The tokens that enter a block are marked with that: they are the same tensor both times.
+        """
+        if torch.compiler.is_compiling():
+            return
+        held = getattr(args[0], "_mmpos_now", None)
+        if held is None:
+            args[0]._mmpos_now = self.now
+        else:
+            self.now = held
+
     def enter(self, embed: Any, images: tuple, patches: Tensor) -> Tensor:
         """Ask all encodings for the grid of ``patches``, and add what is added to them.
 
         Raises: ValueError for patches whose grid cannot be told.
         """
-        size: tuple[int, ...] = tuple(patches.shape[1:3])
+        size = _numbers(patches.shape[1:3])
         if patches.ndim == 3:
-            size = tuple(embed.dynamic_feat_size(tuple(images[0].shape[-2:])))
+            size = tuple(embed.dynamic_feat_size(_numbers(images[0].shape[-2:])))
             if size[0] * size[1] != patches.shape[1]:
                 raise ValueError(
                     f"images of {tuple(images[0].shape[-2:])} gave {patches.shape[1]} patches, "
@@ -101,7 +130,7 @@ class Places(nn.Module):
             added = self.additive(where, size).to(patches.dtype)
             patches = patches + added.view(*patches.shape[1:])
         if self.prefix_tokens:
-            none = absent(self.prefix_tokens, where.shape[-1], device=where.device)
+            none = absent(self.prefix_tokens, len(size), device=where.device)
             where = join(none, where)
         now = Now()
         now.length = where.shape[0]
@@ -182,6 +211,11 @@ class Places(nn.Module):
         if len(layers) == len(of):
             return ""
         return f"layers {', '.join(map(str, layers))}"
+
+
+def _numbers(sizes: Sequence[Any]) -> tuple[int, ...]:
+    """Sizes as numbers, where a trace of `torch.jit` has tensors."""
+    return tuple(int(size) if isinstance(size, Tensor) else size for size in sizes)
 
 
 def _with_tables(scheme: Scheme, encoding: Any) -> Iterator[tuple[Scheme, Table | None]]:

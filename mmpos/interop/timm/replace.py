@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from mmpos.additive import AdditiveEncoding
 from mmpos.bias import AttentionBias, ContentBias
@@ -13,7 +13,7 @@ from mmpos.interop.timm.attention import PLACED, Placed
 from mmpos.interop.timm.describe import Description, describe, inner
 from mmpos.interop.timm.parts import of_class
 from mmpos.interop.timm.places import NAME, Places, Taken
-from mmpos.interop.timm.resize import resize
+from mmpos.interop.timm.scheme import times
 from mmpos.models.slots import fill, fill_layers, with_head_dim
 from mmpos.rotary import RotaryEncoding
 
@@ -100,17 +100,23 @@ def replace(
             setattr(places, place, filled)
             setattr(places, f"{place}_of", of)
         before = held.taken if held is not None else {}
-        parts = [
-            (module, name, getattr(module, name))
+        places.taken[place] = before.get(place) or [
+            Taken(module, name, getattr(module, name))
             for module, name in take(network, place)
             if getattr(module, name, None) is not None
         ]
-        places.taken[place] = before.get(place, Taken(axes, parts))
     if getattr(places.additive, "prefix_rows", 0):
         raise ValueError(
             "prefix rows would be read by no token: a timm model adds positions to its patches "
             "before class and register tokens come; make the encoding with prefix_rows=0"
         )
+    for table in (places.additive, *places.encodings("bias")):
+        grid = getattr(table, "grid", axes)
+        if grid != axes and not getattr(table, "any_grid", False):
+            raise ValueError(
+                f"{type(table).__name__} was made for a grid of {times(grid)}, the model has "
+                f"{times(axes)}: pass its class, or make it for that grid"
+            )
     _put(network, places, attentions)
     return describe(network)
 
@@ -118,7 +124,7 @@ def replace(
 def restore(model: nn.Module) -> Description:
     """Give a timm model the scheme of its own back that `replace` took, with the weights it had.
 
-    All other weights stay as they are now. If the model was resized meanwhile, its tables follow.
+    All other weights stay as they are now. If the model was resized meanwhile, so were its tables.
 
     Returns: what the model now is.
     Raises: ValueError for a model in which nothing was replaced.
@@ -135,25 +141,23 @@ def restore(model: nn.Module) -> Description:
     places: Places | None = getattr(network, NAME, None)
     if places is None:
         raise ValueError(f"nothing was replaced in this {type(network).__name__}")
-    size = tuple(network.patch_embed.img_size)
-    step = network.patch_embed.feat_ratio(as_scalar=False)
     like = next(network.parameters())
-    for taken in places.taken.values():
-        resize(network, [side * cell for side, cell in zip(taken.grid, step, strict=True)])
-        for module, name, value in taken.parts:
-            if isinstance(value, nn.Parameter):
-                value.data = value.data.to(like)
-            elif isinstance(value, Tensor):
-                value = value.to(like.device)
-            elif isinstance(value, nn.Module):
-                value.to(like)
-            setattr(module, name, value)
+    for value in (taken.value for parts in places.taken.values() for taken in parts):
+        if isinstance(value, nn.Parameter):
+            value.data = value.data.to(like)
+        elif isinstance(value, nn.Module):
+            value.to(like).train(network.training)
+    places.give_back()
+    for module in network.modules():
+        for name, value in module._buffers.items():
+            if value is not None:
+                module._buffers[name] = value.to(like.device)
     _remove(network)
     for block in network.blocks:
         if isinstance(block.attn, Placed):
             block.attn.__class__ = type(block.attn).__bases__[1]
             del block.attn.layer, block.attn.places
-    return resize(network, size)
+    return describe(network)
 
 
 def _kept(given: Any) -> bool:
@@ -164,12 +168,13 @@ def _put(network: Any, places: Places, attentions: Sequence[Any]) -> None:
     """Let a model ask ``places``, without what they stand for."""
     like = next(network.parameters())
     places.to(device=like.device, dtype=like.dtype).train(network.training)
-    for taken in places.taken.values():
-        for module, name, _ in taken.parts:
-            setattr(module, name, None)
+    places.give_back()  # what an earlier call took
+    places.take()
     _remove(network)
     network.add_module(NAME, places)
     network.patch_embed.register_forward_hook(places.enter)
+    for block in network.blocks:
+        block.register_forward_pre_hook(places.arrive)
     if places.taken.keys() & {"rotary", "bias"}:
         for layer, attention in enumerate(attentions):
             attention.__class__ = PLACED.get(type(attention), type(attention))
@@ -179,10 +184,11 @@ def _put(network: Any, places: Places, attentions: Sequence[Any]) -> None:
 def _remove(network: Any) -> None:
     """Take places off a model, if it has some."""
     held = network._modules.pop(NAME, None)
-    hooks = network.patch_embed._forward_hooks
-    for key, hook in list(hooks.items()):
-        if held is not None and getattr(hook, "__self__", None) is held:
-            del hooks[key]
+    blocks = [block._forward_pre_hooks for block in network.blocks]
+    for hooks in (network.patch_embed._forward_hooks, *blocks):
+        for key, hook in list(hooks.items()):
+            if held is not None and getattr(hook, "__self__", None) is held:
+                del hooks[key]
 
 
 def _attentions(network: Any) -> list[Any]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -9,6 +10,7 @@ from torch.optim import Optimizer
 from mmpos.interop.timm.change import Change
 from mmpos.interop.timm.describe import Description, describe, inner
 from mmpos.interop.timm.families import family
+from mmpos.interop.timm.places import NAME, Places
 from mmpos.interop.timm.scheme import times
 from mmpos.interop.timm.target import Target, pair
 from mmpos.resample import Resampling
@@ -74,7 +76,9 @@ def resize(
     target = Target(size, patch if patch != now.patch_size else None, window_size)
     device = next((each.device.type for each in network.parameters()), "cpu")
     autocast = torch.amp.is_autocast_available(device)
+    places = getattr(network, NAME, None)
     with (
+        nullcontext() if places is None else _own(places),
         torch.no_grad(),
         torch.autocast(device if autocast else "cpu", enabled=False),
         Change(network, resampling, optimizer) as change,
@@ -86,3 +90,13 @@ def resize(
                 f"{name} cannot be resized to {times(size)}: {error or 'timm refuses it'}"
             ) from error
     return describe(network)
+
+
+@contextmanager
+def _own(places: Places) -> Iterator[None]:
+    """Have a model's own schemes, which `replace` took, resized with it."""
+    places.give_back()
+    try:
+        yield
+    finally:
+        places.take()
