@@ -17,11 +17,13 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
-from mmpos.positions import Axes, axis_count, check, grid_of
+from mmpos.positions import Axes, axis_count, check, grid_of, join
 from mmpos.spec import Specified
 
 Extent = Sequence[int] | Tensor
-"""How many cells the grid at hand has on each axis: ``A`` integers, or a tensor ``[..., A]``."""
+"""How many cells the grid at hand has on each axis: ``A`` integers, or a tensor ``[B, A]`` where
+samples have their own, or ``[B, L, A]`` where tokens have, those of samples packed in a row.
+"""
 
 
 class Coordinates(Specified, ABC):
@@ -220,6 +222,30 @@ def reading(given: Coordinates | None) -> Coordinates:
     return given
 
 
+def read_both(
+    reading: Coordinates,
+    queries: Tensor,
+    keys: Tensor,
+    *,
+    axes: Axes,
+    extent: Extent | None,
+    training: bool,
+) -> Sequence[Tensor]:
+    """The coordinates of queries and keys, by one reading: a disturbance is the same for both."""
+    for positions in (queries, keys):
+        check(positions, axis_count(axes))
+    counts = [queries.shape[-2], keys.shape[-2]]
+    if isinstance(extent, Tensor) and extent.ndim == 3:
+        if counts[0] != counts[1]:
+            raise ValueError(
+                f"an extent for each token needs as many queries as keys, got {counts[0]} and "
+                f"{counts[1]}"
+            )
+        extent = torch.cat((extent, extent), -2)
+    read = reading(join(queries, keys), axes=axes, extent=extent, training=training)
+    return read.split(counts, dim=-2)
+
+
 def _extent(reading: Coordinates, extent: Extent | None, positions: Tensor) -> Tensor:
     """The extent as a tensor that broadcasts against ``positions [..., L, A]``."""
     name = type(reading).__name__
@@ -235,4 +261,10 @@ def _extent(reading: Coordinates, extent: Extent | None, positions: Tensor) -> T
         )
     if not isinstance(extent, Tensor) and not all(cells >= 1 for cells in extent):
         raise ValueError(f"extent must be 1 cell or more on each axis, got {tuple(extent)}")
-    return size.unsqueeze(-2)
+    if size.ndim < 3:
+        return size.unsqueeze(-2)
+    if size.shape[-2] != positions.shape[-2]:
+        raise ValueError(
+            f"extent is for {size.shape[-2]} tokens of a row, there are {positions.shape[-2]}"
+        )
+    return size

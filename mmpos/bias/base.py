@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from mmpos.coordinates import Coordinates, Extent, reading
-from mmpos.positions import Axes, axis_count, check, check_size, join
+from mmpos.coordinates import Coordinates, Extent, read_both, reading
+from mmpos.positions import Axes, axis_count, check_size
 from mmpos.spec import Specified
 
 
@@ -120,13 +120,14 @@ class AttentionBias(Specified, nn.Module, ABC):
         )
 
     def _read(self, queries: Tensor, keys: Tensor, extent: Extent | None) -> Sequence[Tensor]:
-        """Both in one reading, so that a disturbance in training is the same for both."""
-        for positions in (queries, keys):
-            check(positions, axis_count(self.axes))
-        read = self.coordinates(
-            join(queries, keys), axes=self.axes, extent=extent, training=self.training
+        return read_both(
+            self.coordinates,
+            queries,
+            keys,
+            axes=self.axes,
+            extent=extent,
+            training=self.training,
         )
-        return read.split([queries.shape[-2], keys.shape[-2]], dim=-2)
 
 
 def by_axis(coordinates: Tensor) -> list[Tensor]:

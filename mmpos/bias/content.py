@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from mmpos.coordinates import Coordinates, Extent, reading
-from mmpos.positions import Axes, axis_count, check, check_size, join
+from mmpos.coordinates import Coordinates, Extent, read_both, reading
+from mmpos.positions import Axes, axis_count, check_size
 from mmpos.spec import Specified
 
 
@@ -68,12 +68,14 @@ class ContentBias(Specified, nn.Module, ABC):
         extent: Extent | None = None,
     ) -> ContentTerms:
         """The terms for tokens at the positions ``queries`` and ``keys``."""
-        for positions in (queries, keys):
-            check(positions, axis_count(self.axes))
-        read = self.coordinates(
-            join(queries, keys), axes=self.axes, extent=extent, training=self.training
+        q, k = read_both(
+            self.coordinates,
+            queries,
+            keys,
+            axes=self.axes,
+            extent=extent,
+            training=self.training,
         )
-        q, k = read.split([queries.shape[-2], keys.shape[-2]], dim=-2)
         terms = self.terms(q, k)
         terms.shape = (math.prod(q.shape[:-2]), self.heads, q.shape[-2], k.shape[-2])
         return terms

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
+from mmpos.positions.base import grid
+
 
 class Packed(NamedTuple):
     """Documents one after the other in a single row of tokens."""
@@ -138,3 +140,47 @@ def seconds(
     exact = torch.float32 if device is not None and torch.device(device).type == "mps" else None
     ticks = torch.arange(count, dtype=exact or torch.float64, device=device)
     return (start + ticks * span / rate).unsqueeze(-1)
+
+
+class Ragged(NamedTuple):
+    """Grids of different sizes in one batch, each with its own positions."""
+
+    positions: Int[Tensor, "batch length axes"]
+    extent: Int[Tensor, "batch *length axes"]
+    """The size of each sample's grid, ``[B, A]``, or of each token's, ``[1, L, A]``, if packed."""
+    mask: Bool[Tensor, "batch length"] | None
+    """True for real tokens, if padded."""
+    segments: Int[Tensor, "batch length"] | None
+    """Which sample a token is of, if packed in one row."""
+
+
+def ragged(
+    grids: Sequence[Sequence[int]],
+    *,
+    pack: bool = False,
+    device: torch.device | str | None = None,
+) -> Ragged:
+    """Positions of images or videos of different grids, padded to the longest or packed in a row.
+
+    With these, every encoding gives each sample what it gives it alone, whether it reads positions
+    as they are or scaled to a reference; so do a subset or a crop of the tokens (`chosen`).
+
+    >>> ragged([(1, 2), (2, 2)]).mask.tolist()
+    [[True, True, False, False], [True, True, True, True]]
+    >>> ragged([(1, 2), (2, 2)], pack=True).segments.tolist()
+    [[0, 0, 1, 1, 1, 1]]
+
+    Raises: ValueError without grids, for a size below 1, or grids of different axes.
+    """
+    sizes = [tuple(grid) for grid in grids]
+    if not sizes or len({len(size) for size in sizes}) != 1 or min(map(min, sizes)) < 1:
+        raise ValueError(f"grids are sizes of 1 or more for the same axes, got {sizes}")
+    cells = [grid(*size, device=device) for size in sizes]
+    counts = [len(each) for each in cells]
+    extent = torch.tensor(sizes, device=device)
+    if pack:
+        segments = packed(counts, device=device).segments
+        return Ragged(torch.cat(cells)[None], extent[segments][None], None, segments[None])
+    rows = torch.nn.utils.rnn.pad_sequence(cells, batch_first=True)
+    real = torch.arange(rows.shape[1], device=device) < torch.tensor(counts, device=device)[:, None]
+    return Ragged(rows, extent, real, None)
