@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmpos.attention.content import attend_by_content
+from mmpos.attention.documents import attend_by_documents
 from mmpos.attention.kernel import kernel
 from mmpos.attention.key_bias import attend_with_key_bias
 from mmpos.attention.learned import attend_learned
@@ -131,6 +132,15 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, scale: float | 
     number = q.shape[-1] ** -0.5 if scale is None else scale
     if number < 0:  # kernels that hide keys by order do so before they scale
         q, number = -q, -number
+    if prepared.documents is not None and visibility is not None:
+        assert not isinstance(bias, BiasBlocks | ContentTerms)
+
+        def alone(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+            order = {"causal": visibility.causal, "window": visibility.window}
+            once = prepare(q.shape[-2], q.shape[-2], bias=bias, device=q.device, **order)
+            return _attend(q, k, v, once, scale)
+
+        return attend_by_documents(q, k, v, bias, prepared.documents, alone)
     if isinstance(bias, ContentTerms):
         return attend_by_content(q, k, v, bias, prepared.mask, prepared.blind, number)
     if prepared.key_bias is not None:

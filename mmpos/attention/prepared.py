@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmpos.attention.documents import documents
 from mmpos.attention.key_bias import split
 from mmpos.attention.visibility import Visibility, as_pairs, four
 from mmpos.bias import BiasBlocks, ContentTerms
@@ -25,7 +26,9 @@ class Prepared(NamedTuple):
     bias: Tensor | BiasBlocks | ContentTerms | None = None
     """A bias that is not in ``mask``: a learned one, or one that looks at content."""
     visibility: Visibility | None = None
-    """What is visible, where ``bias`` is formed by blocks."""
+    """What is visible, where ``bias`` is formed by blocks, or ``documents`` attend one by one."""
+    documents: tuple[int, ...] | None = None
+    """Lengths of packed documents that attend to themselves alone."""
 
 
 def prepare(
@@ -103,6 +106,11 @@ def prepare(
     if isinstance(bias, ContentTerms):
         visible, blind = visibility.visible()
         return Prepared(_combined(None, key_bias, visible), False, blind, bias=bias)
+    lengths = None
+    if key_bias is None and not isinstance(bias, BiasBlocks):
+        lengths = documents(visibility)
+    if lengths is not None:
+        return Prepared(None, False, None, bias=bias, visibility=visibility, documents=lengths)
     learned = _by_blocks(bias, key_bias)
     if learned is not None and not torch.compiler.is_compiling():
         return Prepared(None, False, None, bias=learned, visibility=visibility)
