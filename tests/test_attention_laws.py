@@ -144,6 +144,42 @@ def test_permuting_tokens_with_their_positions_permutes_the_output(layer):
         assert (moved - out[:, :, order]).abs().max() > 1e-3
 
 
+def ragged(layer, longest=11):
+    """Rows of 6 and 11 tokens, each at places of its own, the shorter one padded on the left."""
+    positions = torch.stack([layer.case.cells(longest, seed) for seed in (5, 6)])
+    mask = torch.ones(2, longest, dtype=torch.bool)
+    mask[0, : longest - 6] = False
+    return layer.tokens(2, longest), positions, mask
+
+
+def test_permuting_the_tokens_of_each_row_permutes_its_outputs(layer):
+    x, positions, mask = ragged(layer)
+    order = torch.stack([torch.randperm(11), torch.randperm(11)])
+    rows = torch.arange(2)[:, None]
+    out = layer(x, positions, mask=mask)
+    moved = layer(x[rows, order], positions[rows, order], mask=mask[rows, order])
+    close(moved, torch.stack([own[:, to] for own, to in zip(out, order, strict=True)]))
+
+
+def test_a_shard_of_ragged_rows_is_the_same_rows_of_the_whole(layer):
+    x, positions, mask = ragged(layer)
+    q, k, v = layer.project(x, positions)
+    whole = layer(x, positions, causal=True, mask=mask)
+    some, order = torch.tensor([0, 4, 7, 10]), torch.randperm(11)
+    shard = layer.attend(
+        q[:, :, some],
+        k[:, :, order],
+        v[:, :, order],
+        positions[:, some],
+        positions[:, order],
+        causal=True,
+        mask=mask[:, order],
+        q_index=some,
+        k_index=order,
+    )
+    close(shard, whole[:, :, some])
+
+
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize(
     "rows", [range(1, 13, 2), range(8, 13), (0, 5, 3, 12), (4,), range(12, -1, -1)]

@@ -141,6 +141,26 @@ def test_rows_of_other_lengths_continue_at_their_own_places():
             close(out[row, 0], made(own, sequence(count + 3))[0, -1])
 
 
+def test_rows_of_other_lengths_decode_as_they_do_alone(case):
+    slot = {
+        None: {},
+        mmpos.AdditiveEncoding: {"additive": case.encoding},
+        mmpos.RotaryEncoding: {"rotary": case.encoding},
+        mmpos.AttentionBias: {"bias": case.encoding},
+    }[case.base]
+    made, real = model(case.grid, **slot), [3, 7]
+    x, cache = tokens(2, 9), KVCache()
+    places = torch.stack([case.cells(9, seed) for seed in (1, 2)])
+    mask = torch.arange(9) >= torch.tensor([[7 - n] for n in real])
+    with torch.no_grad():
+        for begin, end in ((0, 7), (7, 8), (8, 9)):
+            cut = slice(begin, end)
+            out = made(x[:, cut], places[:, cut], mask=mask[:, cut], cache=cache)
+        for row, count in enumerate(real):
+            own = slice(7 - count, 9)
+            close(out[row, -1], made(x[row : row + 1, own], places[row, own])[0, -1])
+
+
 def test_documents_stay_apart():
     made = model(rotary=mmpos.RotaryEncoding)
     segments = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2], [0] * 12])
