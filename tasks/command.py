@@ -5,7 +5,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pkgutil import resolve_name
 from typing import Any
 
@@ -18,6 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import distributed
 
+from mmpos.interop.timm.backbone import blank
 from tasks import checkpoints, configs, errors, summary
 from tasks.callbacks import FirstBatch, PredictionWriter, RunSettings
 from tasks.configs import CommandError, Given
@@ -45,7 +46,8 @@ def run(command: str, files: list[str], others: list[str]) -> None:
     first_batch = FirstBatch()
     try:
         args = [f"--config={file}" for file in files] + others
-        Command(command, args, given, recorded, architecture, first_batch)
+        with blank() if path else nullcontext():  # a checkpoint has the weights of its backbone
+            Command(command, args, given, recorded, architecture, first_batch)
         if distributed.is_initialized():  # else its threads may abort the process as it ends
             distributed.destroy_process_group()
     except errors.ParseError as error:

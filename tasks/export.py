@@ -11,10 +11,11 @@ from typing import Any
 
 import timm
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from mmpos.interop.timm import Backbone, describe, replace
+from mmpos.interop.timm.backbone import blank
 from mmpos.interop.timm.places import NAME, Places
 from mmpos.models import BackboneClassifier
 from tasks.configs import CommandError
@@ -47,7 +48,7 @@ def export(checkpoint: str | Path, output: str | Path) -> list[str]:
     state, lines = _state(task)
     state = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
     if target.suffix == ".safetensors":
-        save_file(state, target, metadata=_about(task))
+        target.write_bytes(save(state, _about(task)))
     else:
         torch.save(state, target)
     return [f"weights: {target}, {len(state)} tensors", *lines]
@@ -57,7 +58,8 @@ def _loaded(path: Path) -> ImageClassification:
     if not path.is_file():
         raise CommandError(f"there is no checkpoint at {path}")
     try:
-        task = ImageClassification.load_from_checkpoint(path, map_location="cpu")
+        with blank():
+            task = ImageClassification.load_from_checkpoint(path, map_location="cpu")
     except Exception as error:  # of a file of something else, Lightning raises anything
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CommandError(f"{path} is no checkpoint of an image task: {first}") from error
@@ -140,12 +142,26 @@ def _is_right(
 
 
 def _again(held: Places, place: str) -> Any:
-    """What fills a place alike."""
-    encodings = held.encodings(place)
-    if place == "additive":
-        return encodings[0] if encodings else None
-    of = getattr(held, f"{place}_of")
-    return [nn.Identity() if index is None else encodings[index] for index in of]
+    """What fills a place alike: an encoding, or one for each layer."""
+    own = getattr(held, place)
+    if not isinstance(own, nn.ModuleList):
+        return own
+    layers = getattr(held, f"{place}_of")
+    return [nn.Identity() if index is None else own[index] for index in layers]
+
+
+def _written(held: Places, place: str) -> str:
+    """The code that fills a place alike."""
+    again = _again(held, place)
+    code = [
+        "None"
+        if each is None
+        else "torch.nn.Identity"
+        if isinstance(each, nn.Identity)
+        else f"mmpos.build({each.spec()})"
+        for each in (again if isinstance(again, list) else [again])
+    ]
+    return f"[{', '.join(code)}]" if isinstance(again, list) else code[0]
 
 
 def _named(arguments: Mapping[str, Any]) -> str:
@@ -155,8 +171,10 @@ def _named(arguments: Mapping[str, Any]) -> str:
 def _call(name: str, arguments: Mapping[str, Any], model: nn.Module) -> str:
     """How a user makes the model that the weights are for."""
     steps = [f"model = timm.create_model({name!r}, {_named(arguments)})"]
-    if hasattr(model, NAME):
-        steps.append("mmpos.interop.timm.replace(model, …) with the encodings of this run")
+    held: Places | None = getattr(model, NAME, None)
+    if held is not None:
+        filled = ", ".join(f"{place}={_written(held, place)}" for place in held.taken)
+        steps.append(f"mmpos.interop.timm.replace(model, {filled})")
     return f"load: {'; '.join([*steps, 'model.load_state_dict(…)'])}"
 
 

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from os import PathLike
 from typing import Any, cast
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 from timm.data.mixup import Mixup
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
+from mmpos.interop.timm.backbone import blank
 from mmpos.models import BackboneClassifier, Classifier, PatchEmbedding, Transformer
 from mmpos.models.classifier import Pool
 from tasks.base import Task
@@ -104,7 +107,9 @@ class ImageClassification(Task):
         if backbone is not None:
             if pool != "mean":
                 raise ValueError(f"a backbone pools by itself: leave pool out, got {pool!r}")
-            self.network = BackboneClassifier(backbone(tuple(image_size), channels), questions)
+            with nullcontext() if weights is None else blank():
+                made = backbone(tuple(image_size), channels)
+            self.network = BackboneClassifier(made, questions)
         else:
             self.network = _classifier(
                 image_size, patch_size, channels, transformer, questions, pool
@@ -127,6 +132,34 @@ class ImageClassification(Task):
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """The logits of each question."""
         return self.network(images)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Record the backbone as one that needs no weights of its own: they are in here."""
+        super().on_save_checkpoint(checkpoint)
+        settings = checkpoint.get("hyper_parameters", {})
+        recorded = settings.get("backbone")
+        if isinstance(recorded, Mapping) and "init_args" in recorded:
+            made = dict(recorded["init_args"])
+            for name in ("pretrained", "weights"):
+                made.pop(name, None)
+            settings["backbone"] = {**recorded, "init_args": made}
+
+    def on_fit_start(self) -> None:
+        """Warn where images are normalised otherwise than the backbone's weights know them."""
+        super().on_fit_start()
+        data = getattr(self.trainer, "datamodule", None)
+        config = getattr(getattr(self._backbone, "model", None), "pretrained_cfg", None) or {}
+        for name in ("mean", "std"):
+            own, known = getattr(data, name, None), config.get(name)
+            if own and known and len(own) == len(known) and tuple(own) != tuple(known):
+                rank_zero_warn(
+                    f"images are normalised by {name} {list(own)}, and pretrained weights of this "
+                    f'backbone know {list(known)}: --data.{name} "{list(known)}"'
+                )
+
+    @property
+    def _backbone(self) -> nn.Module | None:
+        return getattr(self.network, "backbone", None)
 
     def on_train_start(self) -> None:
         """Refuse to mix odd batches, as far as a loader tells their size."""

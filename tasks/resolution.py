@@ -116,15 +116,19 @@ def _patch(module: LightningModule) -> Sequence[int]:
 
     Raises: ValueError for a network that does not.
     """
+    hint = ""
     for part in module.modules():
         if isinstance(part, PatchEmbedding):
             return part.patch_size
-        if isinstance(part, Backbone) and getattr(part.model, "dynamic_img_size", False):
-            return cast("Any", part.model).patch_embed.patch_size
-    raise ValueError(
-        "this network takes images of one size; a vision transformer of timm takes any with "
-        "--model.backbone.options '{dynamic_img_size: true}'"
-    )
+        if isinstance(part, Backbone):
+            model = cast("Any", part.model)
+            if not hasattr(model, "patch_embed"):
+                return 1, 1
+            if getattr(model, "dynamic_img_size", False):
+                return model.patch_embed.patch_size
+            if hasattr(model, "dynamic_img_size"):
+                hint = "; it takes any with --model.backbone.options '{dynamic_img_size: true}'"
+    raise ValueError(f"this network takes images of one size{hint}")
 
 
 class PatchSizes(_Schedule):

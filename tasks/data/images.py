@@ -214,13 +214,19 @@ class Images(L.LightningDataModule):
         )
 
     def _transform(self, training: bool) -> Any:
-        return create_transform(
-            self.image_size,
-            is_training=training,
-            mean=self.mean,
-            std=self.std,
-            **{"crop_pct": 1.0, **self.augmentation},
-        )
+        try:
+            return create_transform(
+                self.image_size,
+                is_training=training,
+                mean=self.mean,
+                std=self.std,
+                **{"crop_pct": 1.0, **self.augmentation},
+            )
+        except (AssertionError, ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"timm takes no augmentation {self.augmentation} ({error or 'unknown policy'}); "
+                "see timm.data.create_transform"
+            ) from error
 
     def _predict_files(self) -> Files:
         if self.predict_folder is None:

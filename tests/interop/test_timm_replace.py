@@ -439,3 +439,21 @@ def test_tables_of_another_grid_are_refused(slots, make):
         replace(model, **slots)
     assert state(model) == before
     replace(model, additive=LEARNED(24, (3, 3), dynamic=True))
+
+
+def test_a_size_that_timm_set_is_made_up_for(make, image, out):
+    model = make("vit")
+    replace(model, additive=LEARNED, rotary=ROPE)
+    model.set_input_size((96, 128))
+    with pytest.raises(ValueError, match="made for a grid of 4 × 4, the input has 6 × 8"):
+        model(image(96, 128))
+    resize(model, (96, 128))
+    assert out(model, image(96, 128)).isfinite().all()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_resizes_is_of_its_kind(make):
+    with pytest.raises(TypeError, match=r"resampling is a .*, got 'bicubik'"):
+        resize(make("vit"), 96, resampling="bicubik")
+    with pytest.raises(TypeError, match=r"optimizer is one of torch.optim, got 'adam'"):
+        resize(make("vit"), 96, optimizer="adam")

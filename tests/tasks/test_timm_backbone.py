@@ -287,3 +287,58 @@ def test_averages_follow_the_precision(precision: str, tmp_path: Path) -> None:
     )
     trainer.fit(model, data)
     assert torch.equal(model.network.backbone.model.norm.weight.float(), frozen.to(torch.float32))
+
+
+def test_a_checkpoint_needs_no_other_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = timm.create_model("vit_tiny_patch16_224", **SMALL)
+    torch.save(own.state_dict(), "own.pth")
+    assert cli.main([*TUNE, "--model.backbone.weights=own.pth"]) == 0
+    Path("own.pth").unlink()
+    best = "runs/finetune_timm/version_0/checkpoints/best.ckpt"
+    few = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
+    few += ["--trainer.limit_test_batches=1"]
+    assert cli.main(["test", "--ckpt_path", best, *few]) == 0
+    # the config's own pretrained: true stands for nothing where a checkpoint has the weights
+    assert cli.main(["test", "--config", "finetune_timm", "--ckpt_path", best, *few]) == 0
+    assert cli.main(["export", "--ckpt_path", best, "--output", "m.onnx"]) == 0
+    again = [each for each in TUNE if "pretrained" not in each]
+    assert cli.main([*again, "--model.weights", best]) == 0
+    assert "pretrained" not in capsys.readouterr().err
+
+
+def test_a_size_that_the_patch_does_not_divide_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"60 × 60 is no multiple of 16 × 16.*48 × 48 or 64 × 64"):
+        Backbone((60, 60), name="vit_tiny_patch16_224", options=SMALL)
+
+
+def test_another_normalisation_is_named(tmp_path: Path) -> None:
+    data = Images(scene="plain", image_size=32, patch_size=None, train_samples=20, batch_size=20)
+    data.mean, data.std = (0.4, 0.5, 0.6), (0.5, 0.5, 0.5)
+    model = ImageClassification(data.classes, (32, 32), channels=1, backbone=VIT)
+    trainer = L.Trainer(
+        default_root_dir=tmp_path,
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        limit_val_batches=0,
+    )
+    trainer.datamodule = data
+    model._trainer = trainer
+    with pytest.warns(UserWarning, match=r"mean \[0.4, 0.5, 0.6\], and .* know \[0.5, 0.5, 0.5\]"):
+        model.on_fit_start()
+
+
+def test_exported_encodings_are_written_down(tmp_path: Path) -> None:
+    rope = [partial(mmpos.RotaryEncoding, base=50), torch.nn.Identity]
+    model = task(backbone=partial(VIT, additive=None, rotary=rope, bias=mmpos.T5Bias)).eval()
+    state, lines = _state(model)
+    steps = lines[-1].removeprefix("load: ").split("; ")
+    names = {"timm": timm, "mmpos": mmpos, "torch": torch}
+    exec("\n".join(["import mmpos.interop.timm", *steps[:2]]), names)
+    twin = names["model"].eval()
+    twin.load_state_dict(state)
+    with torch.no_grad():
+        torch.testing.assert_close(twin(images(32, 32)), model(images(32, 32))["class"])

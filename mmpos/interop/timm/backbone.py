@@ -4,6 +4,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from functools import partial
 from os import PathLike
@@ -22,8 +23,20 @@ from mmpos.interop.timm.parts import tables
 from mmpos.interop.timm.replace import KEEP, Additive, Bias, Keep, Rotary, replace
 from mmpos.interop.timm.resize import resize
 from mmpos.interop.timm.scheme import times
+from mmpos.interop.timm.target import multiples
 
 _log = logging.getLogger(__name__)
+_BLANK: ContextVar[bool] = ContextVar("blank", default=False)
+
+
+@contextmanager
+def blank() -> Iterator[None]:
+    """Make backbones without loading weights, where others are about to take their place."""
+    token = _BLANK.set(True)
+    try:
+        yield
+    finally:
+        _BLANK.reset(token)
 
 
 class Backbone(nn.Module):
@@ -72,6 +85,8 @@ class Backbone(nn.Module):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        if _BLANK.get():
+            pretrained, weights = False, None
         own = {"num_classes", "in_chans", "img_size", "pretrained"} & set(options or ())
         if own - ({"img_size"} if weights is not None else set()):
             raise ValueError(
@@ -79,7 +94,10 @@ class Backbone(nn.Module):
                 "pretrained say it, and a backbone has no classes"
             )
         if pretrained and weights is not None:
-            raise ValueError("pretrained=True downloads weights, a file of them is given too")
+            raise ValueError(
+                "pretrained=True downloads weights, and a file of them is given too: set "
+                "pretrained=False (--model.backbone.pretrained false)"
+            )
         source: dict[str, Any] = {"pretrained": pretrained}
         if weights is not None:
             path = Path(weights)
@@ -90,7 +108,9 @@ class Backbone(nn.Module):
         self.arguments = {**({} if channels == 3 else {"in_chans": channels}), **(options or {})}
         there = describe(self.model)
         if there.resizable or there.image_size not in (None, tuple(image_size)):
-            resize(self.model, image_size, patch_size)
+            there = resize(self.model, image_size, patch_size)
+        if there.patch_size is not None:
+            multiples(image_size, there.patch_size, f"the patch of {name}")
         replace(self.model, additive=additive, rotary=rotary, bias=bias, per_layer=per_layer)
         self._size = (int(image_size[0]), int(image_size[1]))
         self.register_load_state_dict_pre_hook(_to_stored_size)

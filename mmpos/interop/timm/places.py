@@ -196,6 +196,10 @@ class Places(nn.Module):
                 )
                 yield from _with_tables(scheme, encoding)
 
+    def on(self, grid: tuple[int, ...]) -> bool:
+        """Whether all tables are of a grid, which timm's own `set_input_size` changes alone."""
+        return all(table is None or table.grid == grid for _, table in self.found())
+
     def settle(self, grid: tuple[int, ...]) -> None:
         """Note the grid that tables were resized to."""
         for encoding in (*self.encodings("additive"), *self.encodings("bias")):

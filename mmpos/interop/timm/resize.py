@@ -70,13 +70,23 @@ def resize(
         raise ValueError(f"patch_size cannot change in {name}: it has no plain patch embedding")
     if window_size is not None and not kind.window:
         raise ValueError(f"window_size cannot be chosen in {name}: drop it")
+    if not isinstance(resampling, Resampling | None):
+        raise TypeError(f"resampling is a mmpos.resample.Resampling(…), got {resampling!r}")
+    if not isinstance(optimizer, Optimizer | None):
+        raise TypeError(f"optimizer is one of torch.optim, got {optimizer!r}")
     now = describe(network)
-    if size == now.image_size and patch in (None, now.patch_size) and window_size is None:
+    places: Places | None = getattr(network, NAME, None)
+    settled = places is None or now.grid is None or places.on(now.grid)
+    if (
+        settled
+        and size == now.image_size
+        and patch in (None, now.patch_size)
+        and window_size is None
+    ):
         return now
     target = Target(size, patch if patch != now.patch_size else None, window_size)
     device = next((each.device.type for each in network.parameters()), "cpu")
     autocast = torch.amp.is_autocast_available(device)
-    places = getattr(network, NAME, None)
     with (
         nullcontext() if places is None else _own(places),
         torch.no_grad(),
