@@ -172,11 +172,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     chosen.sizes = sorted({*chosen.sizes, trained})
 
     rows = []
-    for path, size in itertools.product(chosen.checkpoints, chosen.sizes):
-        for name, accuracies in test(path, size, chosen.batch_size):
-            rows += [
-                (str(path), name, size, question, value) for question, value in accuracies.items()
-            ]
+    try:
+        for path, size in itertools.product(chosen.checkpoints, chosen.sizes):
+            for name, accuracies in test(path, size, chosen.batch_size):
+                rows += [(str(path), name, size, *each) for each in accuracies.items()]
+    except ValueError as error:
+        parser.error(str(error))
     chosen.output.mkdir(parents=True, exist_ok=True)
     with (chosen.output / "sweep.csv").open("w", newline="") as file:
         writer = csv.writer(file)

@@ -148,6 +148,8 @@ def _wrong_value(
     leaf = path.rpartition(".")[2]
     actions = [a for a in parser._actions if a.dest in (leaf, path)]
     hint = getattr(actions[0], "_typehint", None) if actions else None
+    if line := imports.of_another_kind(setting.value, hint, path, given):
+        return line
     near = configs.did_you_mean(setting.value, map(str, _choices(hint)))
     return f"{configs.place(setting)}: expected {_type_name(hint)}, got {setting.value!r}{near}"
 
@@ -163,6 +165,9 @@ def _type_name(hint: Any) -> str:
         return "null"
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(map(_type_name, get_args(hint)))
+    if kinds := list(dict.fromkeys(imports.made(hint))):
+        several = "a list of " if get_origin(hint) is list else ""
+        return several + " or ".join(kinds)
     if get_origin(hint) is Literal:
         return f"one of {', '.join(map(str, get_args(hint)))}"
     if isinstance(hint, type) and not get_args(hint):

@@ -1,10 +1,13 @@
 """One line for a class that a setting names and that cannot be imported."""
 
+import importlib
 import os
 import pkgutil
 import sys
+from collections.abc import Callable, Iterator
 from traceback import walk_tb
 from types import ModuleType
+from typing import Any, get_args, get_origin
 
 from tasks import configs, summary
 from tasks.configs import Given
@@ -25,6 +28,38 @@ def describe(error: BaseException, path: str, given: list[Given]) -> str | None:
     else:
         line = None
     return line or _failed(error, path, given)
+
+
+def of_another_kind(value: str, hint: Any, path: str, given: list[Given]) -> str | None:
+    """The line for a dotted name where ``hint`` wants a class, or what makes one, of some kinds.
+
+    jsonargparse says no more of a place that takes several types than what these are.
+    """
+    kinds = list(dict.fromkeys(made(hint)))
+    module, _, name = value.rpartition(".")
+    if not kinds or not module or not value.replace(".", "").isidentifier():
+        return None
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        return describe(error, path, given)
+    what = "a class" if isinstance(found, type) else type(found).__name__
+    return (
+        f"{configs.place_of(path, given, value)}: {value} is {what} of another kind than "
+        f"{' or '.join(kinds)}"
+    )
+
+
+def made(hint: Any) -> Iterator[str]:
+    """The names of the classes of what callables in a type give."""
+    if get_origin(hint) is Callable:
+        result = get_args(hint)[-1]
+        for kind in get_args(result) or (result,):
+            if isinstance(kind, type) and kind.__module__.startswith("mmpos."):
+                yield kind.__name__
+    else:
+        for inner in get_args(hint):
+            yield from made(inner)
 
 
 def _unknown(missing: str, kind: str, names: list[str], given: list[Given]) -> str | None:

@@ -342,3 +342,26 @@ def test_exported_encodings_are_written_down(tmp_path: Path) -> None:
     twin.load_state_dict(state)
     with torch.no_grad():
         torch.testing.assert_close(twin(images(32, 32)), model(images(32, 32))["class"])
+
+
+@pytest.mark.parametrize(
+    ("slot", "line"),
+    [
+        ("bias=mmpos.Alibi", "no such class: mmpos.Alibi; did you mean mmpos.ALiBi?"),
+        ("rotary=mmpos.RotaryEncodin", "no such class: .*did you mean mmpos.RotaryEncoding"),
+        ("rotary=mmpos.ALiBi", "mmpos.ALiBi is a class of another kind than RotaryEncoding"),
+        ("bias=foo.Bar", "no such module: foo"),
+        ("bias=keepit", "expected .*AttentionBias or ContentBias.*got 'keepit'; did you mean keep"),
+    ],
+)
+def test_an_encoding_that_is_none_is_named(slot, line, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*TUNE, f"--model.backbone.{slot}"]) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert re.search(line, said)
+
+
+def test_an_augmentation_that_timm_has_not_is_named(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*TUNE, "--data.augmentation={auto_augment: foo}"]) in (1, 2)
+    assert "timm takes no augmentation {'auto_augment': 'foo'}" in capsys.readouterr().err
