@@ -139,12 +139,17 @@ def turn(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, layout: str, start: i
 
 def _turn_neighbours(source: Tensor, target: Tensor, turns: Tensor) -> None:
     """A pair is a complex number: one pass where both tensors can be seen so, else in blocks."""
-    if source.dtype == turns.real.dtype and _is_complex(source) and _is_complex(target):
+    exact = turns.dtype.to_real()
+    if source.dtype == exact and _is_complex(source):
         pairs = _as_complex(source)
-        torch.mul(pairs, turns, out=pairs if target is source else _as_complex(target))
-        return
+        if target is source:
+            pairs.mul_(turns)
+            return
+        if _is_complex(target):
+            torch.mul(pairs, turns, out=_as_complex(target))
+            return
     turns = turns.expand(*source.shape[:-1], -1)
-    scratch = _scratch(source, turns.real.dtype)
+    scratch = _scratch(source, exact)
     for block in _blocks(source.shape):
         wide = _like(source[block], scratch).copy_(source[block].contiguous())
         _as_complex(wide).mul_(turns[block])

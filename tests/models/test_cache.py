@@ -125,6 +125,15 @@ def test_across_the_trained_length_by_either_way(extension):
             made(x[:, 3:], positions[3:], cache=first, length=32)
 
 
+def test_each_row_has_a_frozen_length_of_its_own():
+    made = model(rotary=partial(mmpos.RotaryEncoding, extension=DYNAMIC))
+    x, positions, lengths = tokens(), sequence(L), torch.tensor([8, 64])
+    with torch.no_grad():
+        out = decoded(made, x, positions, KVCache(length=lengths))
+        for row, length in enumerate(lengths.tolist()):
+            close(out[row], made(x[row : row + 1], positions, length=length)[0])
+
+
 def test_rows_of_other_lengths_continue_at_their_own_places():
     made = model(rotary=mmpos.RotaryEncoding, bias=mmpos.ALiBi, additive=mmpos.SinusoidalEncoding)
     real = [3, 7]
