@@ -25,6 +25,7 @@ ENCODINGS = {
     "mixed": {"rotary": partial(mmpos.MixedRotaryEncoding, heads=3, coordinates=SCALED)},
     "alibi": {"bias": partial(mmpos.ALiBi, coordinates=SCALED)},
     "t5": {"bias": mmpos.T5Bias},
+    "t5 scaled": {"bias": partial(mmpos.T5Bias, coordinates=SCALED)},
     "kerple": {"bias": partial(KerpleBias, coordinates=SCALED)},
     "clipped": {"bias": partial(ClippedRelativeBias, distance=2)},
     "log": {"bias": LogCPB},

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
@@ -11,7 +13,7 @@ from mmpos.positions import chosen, join
 class LayerCache:
     """Keys and values of one layer, in memory that doubles as it fills.
 
-    What has a gradient is joined instead, so that a cache may be trained through.
+    With gradients enabled, tokens are joined instead, so that a cache may be trained through.
     """
 
     def __init__(self) -> None:
@@ -32,7 +34,7 @@ class LayerCache:
         """Add those of further tokens; returns all."""
         if not self._memory:
             self._memory = [keys, values]
-        elif torch.is_grad_enabled() and (keys.requires_grad or self._memory[0].requires_grad):
+        elif torch.is_grad_enabled():
             self._memory = [
                 torch.cat(pair, -2) for pair in ((self.keys, keys), (self.values, values))
             ]
@@ -47,6 +49,15 @@ class LayerCache:
     def replace(self, keys: Tensor, values: Tensor) -> None:
         """Hold these in place of all that was there."""
         self._memory, self._tokens = [keys, values], keys.shape[-2]
+
+
+class Held(NamedTuple):
+    """What is known of all keys of a cache: of its own, and of those that are about to come."""
+
+    positions: Num[Tensor, "*batch length axes"]
+    mask: Bool[Tensor, "batch length"] | None
+    segments: Int[Tensor, "batch length"] | None
+    order: Int[Tensor, "*batch length"]
 
 
 class KVCache:
@@ -81,8 +92,11 @@ class KVCache:
         self.positions: Num[Tensor, "*batch length axes"] | None = None
         self.mask: Bool[Tensor, "batch length"] | None = None
         self.segments: Int[Tensor, "batch length"] | None = None
+        self.index: Int[Tensor, "*batch length"] | None = None
+        """Each token's place among all real tokens of its row, those that were evicted included."""
         self._layers: list[LayerCache] = []
         self._evicted: Int[Tensor, " batch"] | int = 0
+        self._rows: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -129,32 +143,45 @@ class KVCache:
 
     def extended(
         self,
+        rows: int,
         positions: Num[Tensor, "*batch length axes"],
-        mask: Bool[Tensor, "batch length"] | None = None,
-        segments: Int[Tensor, "batch length"] | None = None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Positions, mask and segments of all keys, those of further tokens last.
+        mask: Bool[Tensor, "*mask_batch length"] | None = None,
+        segments: Int[Tensor, "*segment_batch length"] | None = None,
+    ) -> Held:
+        """What is known of all keys, those of further tokens of so many rows last.
 
-        Raises: ValueError for segments of some calls only.
+        Raises: ValueError for another number of rows than before, or segments of some calls only.
         """
-        if self.positions is None:
-            return positions, mask, segments
-        if (segments is None) != (self.segments is None):
+        if self._rows not in (None, rows):
+            raise ValueError(f"the cache holds {self._rows} rows, and {rows} were given")
+        if self.positions is not None and (segments is None) != (self.segments is None):
             raise ValueError(
                 "segments are for all tokens or for none: a cache with"
                 f"{'' if self.segments is not None else 'out'} segments got tokens "
                 f"with{'' if segments is not None else 'out'} them"
             )
+        new = positions.shape[-2]
+        mask = None if mask is None else mask.expand(rows, new)
+        segments = None if segments is None else segments.expand(rows, new)
+        steps = torch.arange(1, new + 1, device=positions.device)
+        steps = steps if mask is None else mask.long().cumsum(-1)
+        seen = self.seen
+        index = steps - 1 + (seen.unsqueeze(-1) if isinstance(seen, Tensor) else seen)
+        if self.positions is None or self.index is None:
+            return Held(positions, mask, segments, index)
         if mask is not None or self.mask is not None:
             held = _mask(self.mask, mask, self.tokens)
-            mask = torch.cat((held, _mask(mask, held, positions.shape[-2])), -1)
+            mask = torch.cat((held, _mask(mask, held, new)), -1)
         if segments is not None and self.segments is not None:
             segments = torch.cat((self.segments, segments), -1)
-        return join(self.positions, positions), mask, segments
+        batch = torch.broadcast_shapes(self.index.shape[:-1], index.shape[:-1])
+        index = torch.cat([each.expand(*batch, -1) for each in (self.index, index)], -1)
+        return Held(join(self.positions, positions), mask, segments, index)
 
-    def note(self, positions: Tensor, mask: Tensor | None, segments: Tensor | None) -> None:
+    def note(self, rows: int, held: Held) -> None:
         """Hold what `extended` gave, before layers append the keys."""
-        self.positions, self.mask, self.segments = positions, mask, segments
+        self._rows = rows
+        self.positions, self.mask, self.segments, self.index = held
 
     def keep(self, index: Int[Tensor, "*#batch kept"]) -> None:
         """Evict all but some tokens, of all rows or of each.
@@ -162,14 +189,21 @@ class KVCache:
         Their positions stay theirs, and ``seen`` goes on counting.
         Raises: ValueError for an index that is no token.
         """
-        if self.positions is None:
+        if self.positions is None or self._rows is None or self.index is None:
             raise ValueError("there is nothing to keep: the cache is empty")
+        if index.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"tokens are kept by their indices, got {index.dtype}")
+        if index.ndim == 2 and index.shape[0] not in (1, self._rows):
+            raise ValueError(f"the cache holds {self._rows} rows, and {index.shape[0]} were given")
         seen = self.seen
         self.positions = chosen(self.positions, index)
-        for name in ("mask", "segments"):
+        for name in ("mask", "segments", "index"):
             held = getattr(self, name)
             if held is not None:
-                setattr(self, name, held.gather(-1, index.expand(held.shape[0], -1)))
+                alone = held.ndim == index.ndim == 1
+                rows = held if alone else held.expand(self._rows, -1)
+                kept = index if alone else index.expand(self._rows, -1)
+                setattr(self, name, rows.gather(-1, kept.long()))
         self._evicted = 0
         self._evicted = seen - self.seen
         for layer in self._layers:
@@ -181,10 +215,23 @@ class KVCache:
             self.positions = self.positions[rows]
         self.mask = None if self.mask is None else self.mask[rows]
         self.segments = None if self.segments is None else self.segments[rows]
+        if self.index is not None and self.index.ndim == 2:
+            self.index = self.index[rows]
+        self.length = _of_rows(self.length, rows)
+        self._rows = len(rows)
         if isinstance(self._evicted, Tensor):
             self._evicted = self._evicted[rows]
         for layer in self._layers:
             layer.replace(layer.keys[rows], layer.values[rows])
+
+
+def _of_rows(length: Any, rows: Tensor) -> Any:
+    """A length of each row, for some of them; one for all, or one for each axis, as it is."""
+    if isinstance(length, Tensor):
+        return length[rows] if length.ndim and len(length) > 1 else length
+    if isinstance(length, list | tuple):
+        return tuple(_of_rows(each, rows) for each in length)
+    return length
 
 
 def _same(length: Length, other: Length) -> bool:
@@ -193,9 +240,10 @@ def _same(length: Length, other: Length) -> bool:
 
 def _written(memory: Tensor, tokens: int, new: Tensor) -> Tensor:
     """Memory with more tokens, in place where there is room."""
-    after = tokens + new.shape[-2]
-    if after > memory.shape[-2]:
-        roomy = memory.new_empty(*memory.shape[:-2], 2 * after, memory.shape[-1])
+    after, dtype = tokens + new.shape[-2], torch.promote_types(memory.dtype, new.dtype)
+    if after > memory.shape[-2] or memory.dtype != dtype or memory.is_inference():
+        size = (*memory.shape[:-2], 2 * after, memory.shape[-1])
+        roomy = memory.new_empty(size, dtype=dtype)
         roomy[..., :tokens, :] = memory[..., :tokens, :]
         memory = roomy
     memory[..., tokens:after, :] = new

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mmpos.attention.visibility import Visibility, four
+from mmpos.attention.visibility import cut as at
 
 LEAST = 2**12
 """Pairs of the whole row for each document, below which one call for all of them is faster."""
@@ -43,7 +44,9 @@ def attend_by_documents(
     parts, begin = [], 0
     for length in lengths:
         cut = slice(begin, begin + length)
-        own = None if bias is None else four(bias)[..., cut, cut]
+        own = bias
+        if own is not None:
+            own = at(at(four(own), -2, cut), -1, cut)
         parts.append(attend(q[..., cut, :], k[..., cut, :], v[..., cut, :], own))
         begin += length
     return torch.cat(parts, -2)

@@ -138,7 +138,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, scale: float | 
         def alone(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
             order = {"causal": visibility.causal, "window": visibility.window}
             once = prepare(q.shape[-2], q.shape[-2], bias=bias, device=q.device, **order)
-            return _attend(q, k, v, once, scale)
+            return _attend(q, k, v, once, number)
 
         return attend_by_documents(q, k, v, bias, prepared.documents, alone)
     if isinstance(bias, ContentTerms):

@@ -102,7 +102,9 @@ class T5Bias(TableBias):
         for q, k, starts in zip(query, key, self.starts, strict=True):
             offset, reach = k - q, starts[-1]
             seen = ~offset.isnan()
-            near = torch.where(seen, offset, 0).clamp(-reach, reach).long()
+            near = torch.where(seen, offset, 0).clamp(-reach, reach)
+            whole = near.round()  # what a scaled reading makes of a whole number is near one
+            near = torch.where((near - whole).abs() < 1e-6, whole, near).long()
             found.append(torch.where(seen, near + (first + reach), last - 1))
             first += 2 * reach + 1
         return found

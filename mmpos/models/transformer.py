@@ -13,6 +13,7 @@ from mmpos.bias import AttentionBias, ContentBias
 from mmpos.coordinates import Extent
 from mmpos.frequencies import Length
 from mmpos.models.block import Attention, Block, Mlp
+from mmpos.models.lengths import length_for
 from mmpos.models.slots import fill, fill_layers, pattern, with_head_dim
 from mmpos.positions import Axes, absent, axis_count, join
 from mmpos.rotary import RotaryEncoding, Rotation
@@ -175,8 +176,8 @@ class Transformer(nn.Module):
         positions: Num[Tensor, "*position_batch length axes"],
         *,
         extent: Extent | None = None,
-        mask: Bool[Tensor, "batch length"] | None = None,
-        segments: Int[Tensor, "batch length"] | None = None,
+        mask: Bool[Tensor, "#batch length"] | None = None,
+        segments: Int[Tensor, "*#batch length"] | None = None,
         length: Length | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "batch prefix_and_length dim"]:
@@ -185,7 +186,7 @@ class Transformer(nn.Module):
         Args:
             extent: size of the grid that the positions lie on, for readings that need it.
             mask: True for real tokens, False for padding.
-            segments: the document of each token; tokens see their own document only.
+            segments: the document of each token, in each row or in all; tokens see their own only.
             length: for context extensions that depend on it; by default the number of tokens, or
                 the grid.
             cache: the tokens before these, to which these are added; see `KVCache`.
@@ -218,12 +219,17 @@ class Transformer(nn.Module):
                 mask = nn.functional.pad(mask, (self.prefix_tokens, 0), value=True)
         if self.additive is not None:
             x = x + self.additive(positions, extent).to(x.dtype)
-        keys, k_segments = positions, segments
+        keys, k_segments, index, late = positions, segments, None, None
         if cache is not None:
-            length = self._frozen(cache, length)
-            keys, mask, k_segments = cache.extended(positions, mask, segments)
+            length = self._frozen(cache, length, extent)
+            late = cache.extended(x.shape[0], positions, mask, segments)
+            keys, mask, k_segments, index = late
             tokens = keys.shape[-2]
-        lengths = [self._length(each, tokens, extent, length) for each in _modules(self.rotary)]
+        if mask is not None and axis_count(self.axes) == 1:
+            tokens = mask[..., self.prefix_tokens :].sum(-1).clamp_min(1)
+        lengths = [
+            length_for(each, tokens, extent, length, segments) for each in _modules(self.rotary)
+        ]
         turns = list(zip(_modules(self.rotary), lengths, strict=True))
         rotations = [rotary(positions, extent, length=own) for rotary, own in turns]
         held: list[Rotation] = []
@@ -237,6 +243,8 @@ class Transformer(nn.Module):
                 bias=None if added is None else biases[added],
                 causal=self.causal,
                 window=window,
+                q_index=None if index is None or window is None else index[..., -x.shape[-2] :],
+                k_index=None if window is None else index,
                 q_segments=segments,
                 k_segments=k_segments,
                 mask=mask,
@@ -244,8 +252,8 @@ class Transformer(nn.Module):
             )
             for added, window in dict.fromkeys(zip(self.bias_of, self.windows, strict=True))
         }
-        if cache is not None:
-            cache.note(keys, mask, k_segments)
+        if cache is not None and late is not None:
+            cache.note(x.shape[0], late)
         for index, (layer, turn, added, window) in enumerate(
             zip(self.layers, self.rotary_of, self.bias_of, self.windows, strict=True)
         ):
@@ -258,24 +266,20 @@ class Transformer(nn.Module):
             )
         return self.norm(x)
 
-    def _frozen(self, cache: KVCache, length: Length | None) -> Length | None:
+    def _frozen(
+        self, cache: KVCache, length: Length | None, extent: Extent | None
+    ) -> Length | None:
         """The length that extensions take with a cache, noted there from the first call on."""
         if not self.causal or self.prefix is not None:
             raise ValueError(
                 "a cache is for causal transformers without class and register tokens: tokens that "
                 "see what comes after them change with it"
             )
+        if isinstance(extent, Tensor) and extent.ndim == 3:
+            raise ValueError(
+                "an extent for each token cannot go with a cache: give one for each row"
+            )
         return cache.frozen(length, any(each.needs_length for each in _modules(self.rotary)))
-
-    def _length(
-        self, rotary: RotaryEncoding, tokens: int, extent: Extent | None, given: Length | None
-    ) -> Length | None:
-        """What an extension takes for the length: what was given, or all there is."""
-        if given is not None or not rotary.needs_length:
-            return given
-        if axis_count(self.axes) == 1:
-            return max(1, tokens)
-        return tuple(extent.unbind(-1)) if isinstance(extent, Tensor) else extent
 
 
 def _modules(slot: nn.Module | None) -> list[Any]:

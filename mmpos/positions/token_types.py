@@ -79,6 +79,8 @@ def of_types(
 
 
 def _real(types: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    if mask.dtype != torch.bool:
+        raise TypeError(f"a mask is True for real tokens, got {mask.dtype}: pass mask.bool()")
     if mask.shape != types.shape:
         raise ValueError(f"types have shape {tuple(types.shape)}, their mask {tuple(mask.shape)}")
     kept = types[mask].long()

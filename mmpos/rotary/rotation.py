@@ -47,9 +47,10 @@ class Rotation(NamedTuple):
         """
         if self.second is not None:
             raise ValueError("this scheme is no rotation, and what it does cannot be undone")
-        size = self.cos.square() + self.sin.square()
+        size = torch.hypot(self.cos, self.sin)  # its square would overflow far from xPos's center
         scale = None if self.scale is None else 1 / self.scale
-        return self._replace(cos=self.cos / size, sin=-self.sin / size, scale=scale, keys=None)
+        cos, sin = self.cos / size / size, -self.sin / size / size
+        return self._replace(cos=cos, sin=sin, scale=scale, keys=None)
 
 
 def rotate(

@@ -61,6 +61,21 @@ def test_it_is_the_masked_attention_with_its_gradients(monkeypatch, causal, wind
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [-0.5, 0.0, 2.0])
+@pytest.mark.parametrize("sizes", [(L, L), (1, L), (L, 1)])
+@pytest.mark.usefixtures("unchecked")
+def test_scales_and_biases_of_one_row_or_column(monkeypatch, scale, sizes):
+    q, k, v = torch.randn(3, 2, 4, L, 8)
+    bias = torch.randn(4, *sizes)
+
+    def run(_):
+        prepared = prepare(L, L, bias=bias, causal=True, q_segments=SEGMENTS, k_segments=SEGMENTS)
+        return (mmpos.attend(q, k, v, prepared=prepared, scale=scale),)
+
+    for a, b in zip(*both(monkeypatch, run), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -233,6 +233,7 @@ def test_keys_are_turned_anew():
         rerotate(k, other, other)
 
 
+@torch.no_grad()
 def test_memory_is_moved_seldom_and_holds_what_was_put():
     layer, parts, moves = LayerCache(), [], 0
     for step in range(200):
@@ -273,3 +274,119 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was():
         made(tokens(2, 3), sequence(3, start=6), cache=cache)
     assert cache.tokens == 6 == cache.layer(0).keys.shape[-2]
     assert torch.equal(chosen(cache.positions, torch.arange(6)), sequence(6))
+
+
+@torch.no_grad()
+def test_rows_that_are_chosen_take_their_lengths_along():
+    made = model(rotary=partial(mmpos.RotaryEncoding, extension=DYNAMIC))
+    x, lengths = tokens(), torch.tensor([5, 40])
+    for rows in (torch.tensor([1, 0]), torch.tensor([1])):
+        cache = KVCache(length=lengths)
+        made(x[:, :9], sequence(9), cache=cache)
+        cache.select(rows)
+        out = made(x[rows, 9:10], sequence(1, start=9), cache=cache)
+        close(out[:, 0], made(x[rows, :10], sequence(10), length=lengths[rows])[:, -1])
+
+
+@torch.no_grad()
+def test_a_window_counts_real_tokens():
+    made = model(rotary=mmpos.RotaryEncoding, window=4)
+    x, cache = tokens(2, 12), KVCache()
+    mask = torch.arange(9) < torch.tensor([[5], [9]])
+    made(x[:, :9], padded(mask), mask=mask, cache=cache)
+    for step in (9, 10):
+        out = made(x[:, step : step + 1], sequence(1, start=cache.seen), cache=cache)
+    own = torch.cat((x[:1, :5], x[:1, 9:11]), 1)
+    close(out[0, 0], made(own, sequence(7))[0, -1])
+    close(out[1, 0], made(x[1:, :11], sequence(11))[0, -1])
+
+
+@torch.no_grad()
+def test_a_window_does_not_close_up_over_evicted_tokens():
+    made = model(rotary=mmpos.RotaryEncoding, window=4, depth=1)
+    x, cache, kept = tokens(2, 12), KVCache(), torch.tensor([0, 1, 8, 10])
+    made(x[:, :11], sequence(11), cache=cache)
+    cache.keep(kept)
+    out = made(x[:, 11:], sequence(1, start=11), cache=cache)
+    visible = torch.zeros(2, 12, dtype=torch.bool)
+    visible[:, kept] = visible[:, -1] = True
+    close(out[:, 0], made(x, sequence(12), mask=visible)[:, -1])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_rows_of_another_number_leave_the_cache_as_it_was():
+    made = model(rotary=mmpos.RotaryEncoding)
+    x, cache = tokens(), KVCache()
+    with torch.no_grad():
+        made(x[:, :9], sequence(9), cache=cache)
+        with pytest.raises(ValueError, match="holds 2 rows, and 1 were given"):
+            made(x[:1, 9:10], sequence(1, start=9), cache=cache)
+        with pytest.raises(ValueError, match="holds 2 rows, and 3 were given"):
+            cache.keep(torch.zeros(3, 1, dtype=torch.int64))
+        with pytest.raises(TypeError, match=r"by their indices, got torch.bool"):
+            cache.keep(torch.ones(9, dtype=torch.bool))
+        out = made(x[:, 9:10], sequence(1, start=9), cache=cache)
+        close(out[:, 0], made(x[:, :10], sequence(10))[:, -1])
+
+
+@torch.no_grad()
+def test_segments_that_rows_share_are_kept_and_chosen():
+    made = model(rotary=mmpos.RotaryEncoding)
+    x, segments = tokens(3), torch.arange(L) // 5
+    cache, whole = KVCache(), made(tokens(3), sequence(L), segments=segments)
+    made(x[:, :9], sequence(9), segments=segments[:9], cache=cache)
+    cache.keep(torch.arange(9).expand(3, -1))
+    cache.select(torch.tensor([2, 0]))
+    out = made(x[[2, 0], 9:], sequence(3, start=9), segments=segments[9:], cache=cache)
+    close(out, whole[[2, 0], 9:])
+
+
+def test_what_learns_beside_the_keys_learns_through_a_cache():
+    made = model(bias=mmpos.T5Bias)
+    made.requires_grad_(False)
+    made.bias.requires_grad_(True)
+    gradients = []
+    for way in (
+        lambda: made(tokens(), sequence(L)),
+        lambda: decoded(made, tokens(), sequence(L), KVCache()),
+    ):
+        made.bias.table.grad = None
+        way().square().sum().backward()
+        gradients.append(made.bias.table.grad.clone())
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)
+
+
+def test_a_cache_goes_from_inference_mode_to_no_grad_and_between_dtypes():
+    made = model(rotary=mmpos.RotaryEncoding)
+    x, cache = tokens(), KVCache()
+    with torch.inference_mode():
+        made(x[:, :9], sequence(9), cache=cache)
+    with torch.no_grad():
+        out = made(x[:, 9:10], sequence(1, start=9), cache=cache)
+        close(out[:, 0], made(x[:, :10], sequence(10))[:, -1])
+        low = KVCache()
+        with torch.autocast("cpu", torch.bfloat16):
+            made(x[:, :9], sequence(9), cache=low)
+        out = made(x[:, 9:10], sequence(1, start=9), cache=low)
+        torch.testing.assert_close(
+            out[:, 0], made(x[:, :10], sequence(10))[:, -1], rtol=0.1, atol=0.1
+        )
+
+
+@torch.no_grad()
+def test_extensions_take_the_real_length_of_each_row():
+    made = model(rotary=partial(mmpos.RotaryEncoding, extension=DYNAMIC))
+    x = tokens(2, 16)
+    mask = torch.arange(16) < torch.tensor([[9], [16]])
+    out = made(x, padded(mask), mask=mask)
+    close(out[0, :9], made(x[:1, :9], sequence(9))[0])
+    close(out[1], made(x[1:], sequence(16))[0])
+    with pytest.raises(ValueError, match="packed in a row has lengths of its own"):
+        made(x, sequence(16), segments=torch.zeros(2, 16, dtype=torch.int64))
+
+
+def test_keys_are_turned_anew_far_from_the_center():
+    xpos, k = mmpos.XPosEncoding(16), torch.randn(1, 3, 4, 16)
+    far, near = xpos(sequence(4, start=20000)), xpos(sequence(4))
+    again = rerotate(mmpos.rotate(k, far.dual), far, near)
+    torch.testing.assert_close(again, mmpos.rotate(k, near.dual), rtol=1e-4, atol=1e-4)
