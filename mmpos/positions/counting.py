@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,8 +64,10 @@ class Counting:
             )
         return height * width // self.merge**2
 
-    def times(self, count: int, seconds: float | None, what: str) -> Num[Tensor, " {count}"]:
-        """When frames or tokens begin, from 0: ``seconds`` is from each to the next.
+    def times(
+        self, count: int, seconds: float | Sequence[float] | None, what: str
+    ) -> Num[Tensor, " {count}"]:
+        """When frames or tokens begin: ``seconds`` is from each to the next, or the time of each.
 
         Warns: when several fall on the same position.
         Raises: ValueError if there are ticks but no ``seconds``.
@@ -76,15 +79,23 @@ class Counting:
             raise ValueError(
                 f"{what} needs its rate or seconds for {self.ticks} ticks a second, got neither"
             )
-        if self.rounding is None:
+        if isinstance(seconds, Sequence):
+            exact = torch.tensor(seconds, dtype=torch.float64)
+            if self.rounding is None:
+                return exact * self.ticks
+            times = (exact.floor() if self.rounding == "truncate" else exact) * self.ticks
+            whole = times.round()  # 0.29 · 100 is just below 29 in floating point
+            times = torch.where((times - whole).abs() < 1e-6, whole, times.floor()).long()
+        elif self.rounding is None:
             return ticks.double() * (seconds * self.ticks)
-        step = (math.floor(seconds) if self.rounding == "truncate" else seconds) * self.ticks
-        times = (ticks.float() * step).floor().long()
+        else:
+            step = (math.floor(seconds) if self.rounding == "truncate" else seconds) * self.ticks
+            times = (ticks.float() * step).floor().long()
         shared = int((times.diff() == 0).sum())
         if shared:
             warnings.warn(
-                f"{what} has {shared} at the same time as the one before, {step:g} positions "
-                "apart: take more ticks, or rounding=None",
+                f"{what} has {shared} at the same time as the one before at {self.ticks:g} "
+                "positions a second: take more ticks, or rounding=None",
                 stacklevel=2,
             )
         return times

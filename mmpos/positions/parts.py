@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -73,18 +74,20 @@ class Video:
     Args:
         frames: steps in time, after frames were joined in tubelets.
         rate: such steps in a second; or
-        seconds: from one step to the next, transformers' ``second_per_grid``.
+        seconds: from one step to the next, transformers' ``second_per_grid``; or the time of each
+            step, for frames that are not evenly apart.
         stamps: text tokens before each frame, one number for all or one for each. Each frame then
             is an image of its own, and time is in the text (Qwen3-VL).
 
-    Raises: ValueError for both of rate and seconds, one not above 0, or stamps for other frames.
+    Raises: ValueError for both of rate and seconds, one not above 0, times that go back, or stamps
+        or times for other frames.
     """
 
     frames: int
     height: int
     width: int
     rate: float | None = field(default=None, kw_only=True)
-    seconds: float | None = field(default=None, kw_only=True)
+    seconds: float | Sequence[float] | None = field(default=None, kw_only=True)
     stamps: int | Sequence[int] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -97,11 +100,22 @@ class Video:
                 f"{self.seconds}"
             )
         _check_positive("rate of a video", self.rate)
-        _check_positive("seconds of a video", self.seconds)
+        if isinstance(self.seconds, Sequence):
+            self._check_times(self.seconds)
+        else:
+            _check_positive("seconds of a video", self.seconds)
         if isinstance(self.stamps, Sequence) and len(self.stamps) != self.frames:
             raise ValueError(
                 f"stamps has a number for each of {self.frames} frames, got {len(self.stamps)}"
             )
+
+    def _check_times(self, times: Sequence[float]) -> None:
+        if len(times) != self.frames:
+            raise ValueError(
+                f"seconds has a time for each of {self.frames} frames, got {len(times)}"
+            )
+        if not all(0 <= early <= late < math.inf for early, late in pairwise((0.0, *times))):
+            raise ValueError(f"times of frames are 0 or more and do not go back, got {times}")
 
     def placed(self, counting: Counting) -> Placed:
         if self.stamps is not None:
