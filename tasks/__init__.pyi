@@ -1,2 +1,3 @@
 from .base import Task as Task
 from .image import ImageClassification as ImageClassification
+from .text import LanguageModel as LanguageModel

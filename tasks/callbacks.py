@@ -22,6 +22,8 @@ class PredictionWriter(BasePredictionWriter):
     ``<question>_probability``. Rows are in the order of the data set, each once, whatever the
     number of processes. Existing files are replaced.
 
+    A language model's ``{"prompt": list[str], "text": list[str]}`` has these two columns.
+
     Raises: TypeError for predictions of another form; OSError for a path that cannot be written.
     """
 
@@ -51,6 +53,12 @@ class PredictionWriter(BasePredictionWriter):
         dataloader_idx: int,
     ) -> None:
         """Keeps a batch's rows with their places in the data set."""
+        if isinstance(prediction, dict) and prediction.keys() == {"prompt", "text"}:
+            for row, prompt in enumerate(prediction["prompt"]):
+                place = batch_indices[row] if batch_indices else len(self._rows)
+                cells = {"prompt": prompt, "text": prediction["text"][row]}
+                self._rows.append(((dataloader_idx, place), cells))
+            return
         if not isinstance(prediction, dict) or "file" not in prediction:
             raise TypeError(
                 "predictions.csv needs a predict_step that returns {'file': [...], question: "

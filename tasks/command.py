@@ -79,11 +79,12 @@ def _tells_something(record: logging.LogRecord) -> bool:
 
 
 class Command(LightningCLI):
-    """LightningCLI with any model and data class, four links from data to model, and checkpoints
-    that fill in what was not given.
+    """LightningCLI with any model and data class, links from data to model, and checkpoints that
+    fill in what was not given.
 
-    The data's ``classes``, ``image_size``, ``patch_size`` and ``channels`` become the model's
-    parameters of these names, as far as the data has and the model takes them.
+    The data's ``classes``, ``image_size``, ``patch_size`` and ``channels``, or ``vocabulary`` and
+    ``context``, become the model's parameters of these names, as far as the data has and the model
+    takes them.
     """
 
     def __init__(

@@ -17,7 +17,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from tasks import configs, imports
 from tasks.configs import CommandError, Given
 
-LINKED = ("classes", "image_size", "patch_size", "channels")  # the model's, given by its data
+# the model's, given by its data
+LINKED = ("classes", "image_size", "patch_size", "channels", "vocabulary", "context")
 MISTAKES = (ValueError, TypeError, OSError, MisconfigurationException)
 
 
@@ -81,7 +82,7 @@ def describe(error: ParseError, given: list[Given], command: str, others: list[s
 
 def from_data(name: str, value: object) -> str:
     """The line for a value that the model was given where its data decides."""
-    if name.endswith("_size"):
+    if name.endswith("_size") or name == "context":
         return f"model.{name} comes from the data: use --data.{name} {value}"
     return f"model.{name} comes from the data, by its source: leave it out"
 

@@ -153,7 +153,7 @@ def test_text_after_a_long_video():
 def test_time_is_multiplied_before_it_is_rounded():
     parts = [Video(4, 1, 1, rate=2)]
     assert of_parts(parts, Counting(ticks=2)).positions[:, 0].tolist() == [0, 1, 2, 3]
-    with pytest.warns(UserWarning, match="video of 4 frames has 3 at the same time.*at 2 positions"):
+    with pytest.warns(UserWarning, match="video of 4 frames has 3 at the same.*at 2 positions"):
         out = of_parts(parts, Counting(ticks=2, rounding="truncate"))
     assert out.positions[:, 0].tolist() == [0, 0, 0, 0]
     slow = [Video(3, 1, 1, seconds=2.75)]

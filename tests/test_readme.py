@@ -97,4 +97,5 @@ def test_every_job_of_the_readme_parses(args: list[str], capsys: pytest.CaptureF
     with pytest.raises(SystemExit) as stopped:
         cli.main([*args, "--print_config"])
     assert stopped.value.code in (0, None)
-    assert "class_path: tasks.ImageClassification" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "class_path: tasks.ImageClassification" in said or "tasks.LanguageModel" in said

@@ -1,3 +1,4 @@
 from .images import Images as Images
+from .text import Text as Text
 
-__all__ = ["Images"]
+__all__ = ["Images", "Text"]

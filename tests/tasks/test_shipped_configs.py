@@ -8,7 +8,7 @@ import yaml
 from tasks import cli, configs
 
 NAMES = list(configs.shipped())
-JOBS = ["image"]
+JOBS = ["image", "text"]
 ON_WEIGHTS = ["finetune_resolution"]  # run by test_main_job, on the weights of an image job
 ON_TIMM = ["finetune_timm"]  # run by test_timm_backbone, with weights that need no download
 ENCODINGS = [name for name in NAMES if name.startswith("encoding/")]
