@@ -8,8 +8,7 @@ from math import prod
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.forward_ad import unpack_dual
+from torch.autograd import Function, forward_ad
 
 BLOCK = 2**21
 """Features that are turned at once where there are temporaries: few enough to stay in the cache."""
@@ -112,11 +111,11 @@ class Turn(Function):
 
 def is_watched(*tensors: Tensor) -> bool:
     """Whether a derivative is taken of what happens to them, or it is batched."""
-    grad = torch.is_grad_enabled()
+    grad, dual = torch.is_grad_enabled(), forward_ad._current_level >= 0
     for t in tensors:
         if (grad and t.requires_grad) or not torch._C._has_storage(t):  # wrapped by `torch.func`
             return True
-        if unpack_dual(t).tangent is not None:
+        if dual and forward_ad.unpack_dual(t).tangent is not None:
             return True
     return False
 
