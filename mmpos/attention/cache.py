@@ -116,7 +116,7 @@ class KVCache:
         return self._layers[index]
 
     def frozen(self, length: Length | None, needed: bool) -> Length | None:
-        """The length of a call, frozen from the first on if keys are kept turned.
+        """The length of a call, that of the first if keys are kept turned.
 
         Args:
             length: what the call gives.
@@ -130,15 +130,12 @@ class KVCache:
             raise ValueError(
                 f"the cache's length is {self.length} from its first call on, got {length}"
             )
-        if not self.rotated:
-            return length
-        if needed and length is None:
+        if self.rotated and needed and length is None:
             raise ValueError(
                 "a context extension here depends on the length, and cached keys that were turned "
                 "for one length do not fit another: pass KVCache(length=…) for all calls, or "
                 "KVCache(rotated=False) to turn keys at each"
             )
-        self.length = length
         return length
 
     def extended(
@@ -178,9 +175,11 @@ class KVCache:
         index = torch.cat([each.expand(*batch, -1) for each in (self.index, index)], -1)
         return Held(join(self.positions, positions), mask, segments, index)
 
-    def note(self, rows: int, held: Held) -> None:
-        """Hold what `extended` gave, before layers append the keys."""
+    def note(self, rows: int, held: Held, length: Length | None = None) -> None:
+        """Hold what `extended` and `frozen` gave, before layers append the keys."""
         self._rows = rows
+        if self.rotated:
+            self.length = length
         self.positions, self.mask, self.segments, self.index = held
 
     def keep(self, index: Int[Tensor, "*#batch kept"]) -> None:

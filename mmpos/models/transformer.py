@@ -253,7 +253,7 @@ class Transformer(nn.Module):
             for added, window in dict.fromkeys(zip(self.bias_of, self.windows, strict=True))
         }
         if cache is not None and late is not None:
-            cache.note(x.shape[0], late)
+            cache.note(x.shape[0], late, length)
         for index, (layer, turn, added, window) in enumerate(
             zip(self.layers, self.rotary_of, self.bias_of, self.windows, strict=True)
         ):

@@ -272,6 +272,9 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was():
     made(tokens(2, 8)[:, :6], sequence(6), cache=cache)
     with pytest.raises(ValueError, match="is no cell of the table"):
         made(tokens(2, 3), sequence(3, start=6), cache=cache)
+    with pytest.raises(ValueError, match="holds 2 rows, and 1 were given"):
+        made(tokens(1, 1), sequence(1, start=6), cache=cache, length=16)
+    assert cache.length is None
     assert cache.tokens == 6 == cache.layer(0).keys.shape[-2]
     assert torch.equal(chosen(cache.positions, torch.arange(6)), sequence(6))
 
