@@ -101,6 +101,8 @@ def prepare(
         None if mask is None else as_pairs(mask),
         device,
     )
+    if _one_document(visibility):
+        visibility = visibility._replace(q_segments=None, k_segments=None)
     if bias is None and visibility.ordered and queries == keys:
         return Prepared(None, True, None, key_bias)
     if isinstance(bias, ContentTerms):
@@ -117,6 +119,14 @@ def prepare(
     return as_mask(bias, key_bias, visibility)
 
 
+def _one_document(visibility: Visibility) -> bool:
+    """Whether each row is seen to be a single document."""
+    own = visibility.q_segments
+    if own is None or own is not visibility.k_segments or not own.numel() or not _can_look(own):
+        return False
+    return bool((own == own[..., :1]).all())
+
+
 def _can_look(part: Tensor) -> bool:
     """Whether a look at its values is free."""
     return part.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -129,7 +139,11 @@ def as_mask(
     if isinstance(bias, BiasBlocks):
         bias = bias.form(0, visibility.queries)
     visible, blind = visibility.visible()
-    return Prepared(_combined(bias, key_bias, visible), False, blind)
+    mask = _combined(bias, key_bias, visible)
+    if mask is not None and mask.dtype == torch.bool and _can_look(mask):
+        # kernels for the CPU add numbers, and would make them of a mask in each layer
+        mask = mask.new_zeros(mask.shape, dtype=torch.float32).masked_fill_(~mask, -torch.inf)
+    return Prepared(mask, False, blind)
 
 
 def _by_blocks(

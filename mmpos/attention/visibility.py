@@ -37,6 +37,15 @@ class Visibility(NamedTuple):
         return self.causal and self.aligned and all(part is None for part in rest)
 
     @property
+    def reflexive(self) -> bool:
+        """Whether every query surely sees the key of its own token."""
+        if self.mask is not None or self.queries > self.keys:
+            return False
+        if self.queries < self.keys:
+            return self.aligned and self.q_segments is None
+        return self.q_segments is self.k_segments and self.q_index is self.k_index
+
+    @property
     def everything(self) -> bool:
         """Whether every query sees every key."""
         by_order = self.window is not None or (
@@ -90,7 +99,7 @@ class Visibility(NamedTuple):
         if self.mask is not None:
             mask = cut(cut(self.mask, -2, queries), -1, keys)
             seen = mask if seen is None else seen & mask
-        if seen is None or self.ordered:
+        if seen is None or self.reflexive:
             return seen, None
         blind = ~seen.any(-1, keepdim=True)
         return seen | blind, blind

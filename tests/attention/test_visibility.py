@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mmpos.attention.prepared import prepare
 from mmpos.attention.visibility import Visibility, as_pairs
 
 ORDERS = [
@@ -81,3 +82,47 @@ def test_how_many_rows_of_a_batch_differ():
     assert Visibility(4, 4, q_index=index).rows == 5
     assert Visibility(4, 4, k_segments=index[:2]).rows == 2
     assert Visibility(4, 4, mask=torch.ones(3, 1, 1, 4).bool()).rows == 3
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize(("queries", "keys"), [(6, 6), (3, 6), (6, 3)])
+@pytest.mark.parametrize("same", [True, False])
+def test_a_query_is_called_reflexive_only_where_it_sees_itself(order, queries, keys, same):
+    """Which tokens these are is known where there is one query for each key, or by alignment."""
+    index = torch.tensor([[5, 0, 3, 3, 9, 1]])
+    segments = torch.tensor([[0, 0, 2, 1, 1, 0]])
+    own = {"q_index": index[..., :queries], "q_segments": segments[..., :queries]}
+    others = {"k_index": index[..., :keys], "k_segments": segments[..., :keys]}
+    if same and queries == keys:
+        others = dict(zip(others, own.values(), strict=True))
+    elif not same:
+        others = {name: value + 1 for name, value in others.items()}
+    for named in ({}, {**own, **others}):
+        visibility = Visibility(queries, keys, **order, **named)
+        whole, blind = visibility.visible()
+        if visibility.reflexive and whole is not None:
+            late = keys - queries
+            pairs = whole.expand(*whole.shape[:-2], queries, keys)
+            assert all(pairs[..., i, i + late].all() for i in range(queries))
+            assert blind is None
+        surely = same and queries == keys if named else queries <= keys
+        assert visibility.reflexive == surely
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_of_one_document_each_need_no_mask(rows):
+    segments = torch.arange(rows).unsqueeze(-1).expand(-1, 6)
+    alone = prepare(6, 6, causal=True, q_segments=segments, k_segments=segments)
+    assert alone.causal
+    assert alone.mask is None
+    if rows > 1:
+        mixed = segments.clone()
+        mixed[0, 3:] = 7
+        both = prepare(6, 6, causal=True, q_segments=mixed, k_segments=mixed)
+        assert not both.causal
+        assert both.mask is not None
+        assert both.mask[0, 0, 3].tolist() == [-torch.inf] * 3 + [0.0] + [-torch.inf] * 2
+        assert both.mask[1, 0, 3].tolist() == [0.0] * 4 + [-torch.inf] * 2
+    shifted = prepare(6, 6, causal=True, q_segments=segments, k_segments=segments + 1)
+    assert shifted.blind is not None
+    assert shifted.blind.all()
