@@ -32,13 +32,15 @@ BASELINE = "logistic regression"
 Row = dict[str, str | float]
 
 
-def train(encoding: str, seed: int, folder: Path, options: Sequence[str]) -> Row:
-    """One run of the command; its test accuracies and the CPU-seconds of its process."""
-    name = f"{encoding}-{seed}"
-    command = [sys.executable, "-m", "mmpos", "fit", "--config", "image"]
-    command += ["--config", f"encoding/{encoding}", f"--seed_everything={seed}"]
+def train(model: str, seed: int, folder: Path, options: Sequence[str]) -> Row:
+    """One run of ``mmpos fit`` with options; its test results and the CPU-seconds of its process.
+
+    It goes to ``folder / "MODEL-SEED"``.
+    """
+    name = f"{model}-{seed}"
+    command = [sys.executable, "-m", "mmpos", "fit", *options, f"--seed_everything={seed}"]
     command += [f"--data.seed={seed}", f"--trainer.logger.save_dir={folder}"]
-    command += [f"--trainer.logger.name={name}", *options]
+    command += [f"--trainer.logger.name={name}"]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{name}.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -50,8 +52,12 @@ def train(encoding: str, seed: int, folder: Path, options: Sequence[str]) -> Row
     )
     with latest.open() as file:
         last = [row for row in csv.DictReader(file) if row.get("test/loss")][-1]
-    found = {key: float(last[f"test/{key}_accuracy"]) for key in ("what", "where")}
-    return {"encoding": encoding, "seed": seed, "cpu": usage.ru_utime + usage.ru_stime, **found}
+    found = {
+        key.removeprefix("test/").removesuffix("_accuracy"): float(value)
+        for key, value in last.items()
+        if key.startswith("test/") and value
+    }
+    return {"model": model, "seed": seed, "cpu": usage.ru_utime + usage.ru_stime, **found}
 
 
 def regress(seed: int, epochs: int) -> Row:
@@ -83,14 +89,14 @@ def regress(seed: int, epochs: int) -> Row:
                     (head(images.flatten(1)).argmax(-1) == labels[question]).sum()
                 )
     found = {question: hits / count for question, hits in right.items()}
-    return {"encoding": BASELINE, "seed": seed, "cpu": time.process_time() - begun, **found}
+    return {"model": BASELINE, "seed": seed, "cpu": time.process_time() - begun, **found}
 
 
 def table(rows: Sequence[Row]) -> Table:
     """Mean, lowest and highest seed of each encoding."""
     out = Table("encoding", "what, %", "where, %", "CPU-seconds")
-    for encoding in dict.fromkeys(row["encoding"] for row in rows):
-        own = [row for row in rows if row["encoding"] == encoding]
+    for encoding in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == encoding]
         cells = []
         for question in ("what", "where"):
             values = [100 * float(row[question]) for row in own]
@@ -109,14 +115,21 @@ def main() -> None:
     chosen, options = parser.parse_known_args()
     with ThreadPoolExecutor(chosen.jobs) as pool:
         runs = [
-            pool.submit(train, encoding, seed, chosen.folder, options)
+            pool.submit(
+                train,
+                encoding,
+                seed,
+                chosen.folder,
+                ["--config", "image", "--config", f"encoding/{encoding}", *options],
+            )
             for encoding in chosen.encodings
             for seed in chosen.seeds
         ]
         rows = [run.result() for run in runs]
     rows += [regress(seed, chosen.baseline_epochs) for seed in chosen.seeds]
     with (chosen.folder / "runs.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        columns = dict.fromkeys(key for row in rows for key in row)
+        writer = csv.DictWriter(file, fieldnames=list(columns))
         writer.writeheader()
         writer.writerows(rows)
     Console().print(table(rows))

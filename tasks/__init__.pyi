@@ -1,3 +1,4 @@
 from .base import Task as Task
 from .image import ImageClassification as ImageClassification
 from .text import LanguageModel as LanguageModel
+from .text_classification import TextClassification as TextClassification

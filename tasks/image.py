@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from os import PathLike
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,20 +12,15 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 from timm.data.mixup import Mixup
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset
-from torchmetrics import MeanMetric, Metric
-from torchmetrics.classification import MulticlassAccuracy
 
 from mmpos.interop.timm.backbone import blank
 from mmpos.models import BackboneClassifier, Classifier, PatchEmbedding, Transformer
 from mmpos.models.classifier import Pool
-from tasks.base import Task
-
-Batch = tuple[Tensor, dict[str, Tensor] | Tensor]
+from tasks.classification import Classification, Inputs, Labels
 
 
-class ImageClassification(Task):
+class ImageClassification(Classification):
     """Train a transformer to answer one or more questions about an image.
 
     A batch is ``(images [B, C, H, W], labels)``, labels a dict of ``[B]`` by question, or a tensor
@@ -80,6 +75,8 @@ class ImageClassification(Task):
         freeze: Sequence[str] = (),
     ) -> None:
         super().__init__(
+            classes,
+            label_smoothing=label_smoothing,
             lr=lr,
             weight_decay=weight_decay,
             warmup=warmup,
@@ -95,11 +92,6 @@ class ImageClassification(Task):
         if objects:
             # Given from Python, where it cannot be stored as plain data in a checkpoint.
             self.save_hyperparameters(ignore=objects)
-        self.classes = dict(classes) if isinstance(classes, Mapping) else {"class": list(classes)}
-        for question, answers in self.classes.items():
-            if len(answers) < 2:
-                raise ValueError(f"question {question!r} needs two answers or more, got {answers}")
-        questions = {question: len(answers) for question, answers in self.classes.items()}
         if transformer is not None and backbone is not None:
             raise TypeError(
                 "ImageClassification takes a transformer or a backbone, got both: set one to null"
@@ -109,25 +101,12 @@ class ImageClassification(Task):
                 raise ValueError(f"a backbone pools by itself: leave pool out, got {pool!r}")
             with nullcontext() if weights is None else blank():
                 made = backbone(tuple(image_size), channels)
-            self.network = BackboneClassifier(made, questions)
+            self.network = BackboneClassifier(made, self.questions)
         else:
             self.network = _classifier(
-                image_size, patch_size, channels, transformer, questions, pool
+                image_size, patch_size, channels, transformer, self.questions, pool
             )
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"label_smoothing is a share below 1, got {label_smoothing}")
-        self.label_smoothing = label_smoothing
-        self.mixing = _mixing(mixup, cutmix, questions) if mixup or cutmix else None
-        self.metrics = nn.ModuleDict(
-            {stage: nn.ModuleDict(self._new_metrics()) for stage in ("val", "test")}
-        )
-
-    def _new_metrics(self) -> dict[str, nn.Module]:
-        accuracies = {
-            f"{question}_accuracy": MulticlassAccuracy(len(answers), average="micro")
-            for question, answers in self.classes.items()
-        }
-        return {"loss": MeanMetric(), **accuracies}
+        self.mixing = _mixing(mixup, cutmix, self.questions) if mixup or cutmix else None
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """The logits of each question."""
@@ -173,50 +152,12 @@ class ImageClassification(Task):
             if self.trainer.num_training_batches > batches:
                 self._check_even(rest)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        images, labels = self.changed(batch)
-        targets = self._labels(labels, batch_idx)
-        if self.mixing is not None:
-            images, targets = self._mixed(self.mixing, images, targets)
-        loss = self._loss(self(images), targets, self.label_smoothing)
-        self.log("train/loss", loss, prog_bar=True, sync_dist=True)
-        return loss
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluate(batch, batch_idx, "val")
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluate(batch, batch_idx, "test")
-
-    def predict_step(self, batch: tuple[Tensor, list[str]], batch_idx: int) -> dict[str, Any]:
-        """The likeliest answer to each question, and its probability, beside the file names."""
-        images, files = batch
-        answers: dict[str, Any] = {"file": files}
-        for question, logits in self(images).items():
-            probability, label = logits.float().softmax(-1).max(-1)
-            answers[question] = {"label": label, "probability": probability}
-        return answers
-
-    def _evaluate(self, batch: Batch, batch_idx: int, stage: str) -> None:
-        images, labels = batch
-        labels = self._labels(labels, batch_idx)
-        logits = self(images)
-        metrics = cast("dict[str, Metric]", self.metrics[stage])
-        metrics["loss"].update(self._loss(logits, labels), len(images))
-        for question, answers in logits.items():
-            metrics[f"{question}_accuracy"].update(answers, labels[question])
-        for name in metrics:  # objects, which Lightning computes over all processes
-            show = name != "loss"
-            self.log(f"{stage}/{name}", metrics[name], prog_bar=show, batch_size=len(images))
-
-    def _loss(
-        self, logits: dict[str, Tensor], targets: dict[str, Tensor], smoothing: float = 0.0
-    ) -> Tensor:
-        losses = [
-            cross_entropy(answers, targets[question], label_smoothing=smoothing)
-            for question, answers in logits.items()
-        ]
-        return torch.stack(losses).sum()
+    def for_training(self, inputs: Inputs, targets: Labels) -> tuple[Inputs, Labels]:
+        """Images mixed in pairs, if they are."""
+        if self.mixing is None:
+            return inputs, targets
+        assert isinstance(inputs, Tensor)
+        return self._mixed(self.mixing, inputs, targets)
 
     def _mixed(
         self, mix: Mixup, images: Tensor, labels: dict[str, Tensor]
@@ -235,29 +176,6 @@ class ImageClassification(Task):
                 f"mixup and cutmix mix images in pairs, and a batch has {size}: choose an even "
                 "--data.batch_size, and leave out an odd rest (drop_last)"
             )
-
-    def _labels(self, labels: dict[str, Tensor] | Tensor, batch_idx: int) -> dict[str, Tensor]:
-        """Labels by question, checked: in each batch on the CPU, elsewhere in the first alone,
-        since looking costs a wait.
-        """
-        named = labels if isinstance(labels, dict) else {next(iter(self.classes)): labels}
-        if batch_idx and self.device.type != "cpu":
-            return named
-        if named.keys() != self.classes.keys():
-            raise ValueError(
-                f"the model was made for the questions {sorted(self.classes)}, "
-                f"the data answers {sorted(named)}"
-            )
-        for question, label in named.items():
-            lowest, highest = int(label.min()), int(label.max())
-            answers = len(self.classes[question])
-            if lowest < 0 or highest >= answers:
-                wrong = lowest if lowest < 0 else highest
-                raise ValueError(
-                    f"the data has a label {wrong} for {question!r}, the model has {answers} "
-                    "answers, from 0 on: give the model the classes of the data"
-                )
-        return named
 
 
 def _classifier(

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 
 
 class Ratio(Metric):
@@ -31,3 +32,37 @@ class Perplexity(Ratio):
     def compute(self) -> Tensor:
         """``exp(over / under)``."""
         return super().compute().exp()
+
+
+class ExactMatch(Metric):
+    """The part of rows of which every target is predicted, of all and by their lengths.
+
+    The predictions are those that follow the right tokens (teacher forcing). As far as they are
+    right, they are what greedy decoding writes, whose first wrong token is the first that is wrong
+    here: so the rows that are right are those that greedy decoding gets right.
+
+    The states are the length of each row seen and whether it is right, so that all processes find
+    the same lengths, whichever of them saw these.
+    """
+
+    full_state_update = False
+    lengths: list[Tensor]
+    right: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("lengths", [], dist_reduce_fx="cat")
+        self.add_state("right", [], dist_reduce_fx="cat")
+
+    def update(self, predicted: Tensor, targets: Tensor, length: Tensor) -> None:
+        """Add rows: predicted tokens and targets ``[B, L]``, -100 where there is none, and lengths
+        ``[B]``. A row without targets is right.
+        """
+        self.right.append(((predicted == targets) | (targets == -100)).all(-1).long())
+        self.lengths.append(length)
+
+    def compute(self) -> tuple[Tensor, dict[int, Tensor]]:
+        """The part of all rows that is right, and that of the rows of each length that occurred."""
+        right, lengths = dim_zero_cat(self.right).float(), dim_zero_cat(self.lengths)
+        found = lengths.unique().tolist()
+        return right.mean(), {length: right[lengths == length].mean() for length in found}

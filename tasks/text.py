@@ -9,19 +9,24 @@ import torch
 from jaxtyping import Float, Int
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 
 from mmpos.attention import KVCache
-from mmpos.models import Classifier, Transformer
+from mmpos.frequencies import Extension
+from mmpos.models import Transformer
 from mmpos.positions import sequence
 from mmpos.rotary import RotaryEncoding
 from tasks.base import Task
-from tasks.metrics import Perplexity, Ratio
+from tasks.decoder import Decoder, causal, check_sampling, drawn
+from tasks.lengths import warn_of_bases
+from tasks.metrics import ExactMatch, Perplexity, Ratio
 
 
 class Batch(TypedDict):
-    """Rows of packed documents, as `tasks.data.Text` gives them."""
+    """Rows of packed documents, as `tasks.data.Text` gives them, or of an example each, as
+    `tasks.data.Algorithms` does.
+    """
 
     tokens: Int[Tensor, "batch length"]
     targets: Int[Tensor, "batch length"]
@@ -30,30 +35,8 @@ class Batch(TypedDict):
     segments: Int[Tensor, "batch length"]
     bytes: NotRequired[Int[Tensor, "batch length"]]
     """How many bytes of text each target stands for; one by default."""
-
-
-class _Decoder(nn.Module):
-    """Tokens to logits of the next: an embedding, a transformer, the embedding again or a head."""
-
-    group_matcher = Classifier.group_matcher  # by the names of transformer and tokens
-
-    def __init__(self, vocabulary: int, transformer: Transformer, tied: bool) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, transformer.dim)
-        self.transformer = transformer
-        self.head = None if tied else nn.Linear(transformer.dim, vocabulary, bias=False)
-        for made in (self.tokens, self.head):
-            if made is not None:
-                nn.init.trunc_normal_(made.weight, std=0.02)
-
-    def forward(
-        self,
-        tokens: Int[Tensor, "batch length"],
-        positions: Int[Tensor, "*batch length 1"],
-        **given: Any,
-    ) -> Float[Tensor, "batch length vocabulary"]:
-        encoded = self.transformer(self.tokens(tokens), positions, **given)
-        return linear(encoded, self.tokens.weight if self.head is None else self.head.weight)
+    length: NotRequired[Int[Tensor, " batch"]]
+    """Of the example that each row is; exact match is counted by it."""
 
 
 class LanguageModel(Task):
@@ -61,7 +44,9 @@ class LanguageModel(Task):
 
     A batch is a `Batch`. Logs ``train/loss``; of validation and test ``loss`` (nats a token),
     ``perplexity`` (its ``exp``) and ``bits_per_byte``: the bits of all targets by the bytes of
-    their text, which compares models of any tokens. All are exact over rows with any number of
+    their text, which compares models of any tokens. Where rows are examples with a ``length``, also
+    ``exact_match``, the part of them whose targets are all the likeliest tokens (`ExactMatch`), and
+    ``exact_match_<n>`` of those of each length n. All are exact over rows with any number of
     targets, and over all processes.
 
     Args:
@@ -69,14 +54,19 @@ class LanguageModel(Task):
         context: tokens of a row, the length that the transformer is made for.
         transformer: makes the transformer from ``(context,)``, such as the class `Transformer`
             with ``causal=True``.
+        extension: what all rotary encodings of the transformer take in place of their own, to go on
+            from trained weights at a longer context.
         tied: whether the logits are products with the embedding of the tokens; else with a matrix
             of their own.
         count, temperature, top_k: how ``predict`` goes on with prompts: see `generate`.
         lr, weight_decay, warmup, weights, leave_out, ema, layer_decay, freeze: see `Task`.
 
     Raises: TypeError without a transformer; ValueError for one that is not causal or has class or
-        register tokens, a vocabulary or context below 1, and options that `generate` refuses.
+    register tokens, a vocabulary or context below 1, an extension without RoPE, and options that
+    `generate` refuses.
     """
+
+    network: Decoder
 
     def __init__(
         self,
@@ -84,6 +74,7 @@ class LanguageModel(Task):
         context: int,
         transformer: Callable[[Sequence[int]], Transformer] | None = None,
         *,
+        extension: Extension | None = None,
         tied: bool = True,
         count: int = 256,
         temperature: float = 1.0,
@@ -111,15 +102,17 @@ class LanguageModel(Task):
         self.save_hyperparameters()
         if callable(self.hparams.get("transformer")):
             # Given from Python, where it cannot be stored as plain data in a checkpoint.
-            self.save_hyperparameters(ignore=["transformer"])
+            self.save_hyperparameters(ignore=["transformer", "extension"])
         if vocabulary < 1 or context < 1:
             raise ValueError(
                 f"vocabulary and context are 1 or more, got {vocabulary} and {context}"
             )
-        _check_sampling(count, temperature, top_k)
+        check_sampling(count, temperature, top_k)
         self.vocabulary, self.context = vocabulary, context
         self.sampling = {"count": count, "temperature": temperature, "top_k": top_k}
-        self.network = _Decoder(vocabulary, _causal(transformer, context), tied)
+        self.network = Decoder(  # type: ignore[assignment]
+            vocabulary, causal(transformer, context, extension), tied
+        )
         self.metrics = nn.ModuleDict(
             {
                 stage: nn.ModuleDict(
@@ -132,6 +125,7 @@ class LanguageModel(Task):
                 for stage in ("val", "test")
             }
         )
+        self.exact_match = ExactMatch()
         self._told = False
 
     def forward(
@@ -140,13 +134,26 @@ class LanguageModel(Task):
         positions: Int[Tensor, "*batch length 1"] | None = None,
         segments: Int[Tensor, "batch length"] | None = None,
     ) -> Float[Tensor, "batch length vocabulary"]:
-        """The logits of each next token; of one document a row, unless ``segments`` tell them."""
+        """The logits of each next token; of one document a row, unless ``segments`` tell them.
+
+        A context extension that depends on the length takes one for each row, that of its longest
+        document: the last position, counted from 1.
+        """
         if positions is None:
             positions = sequence(tokens.shape[-1], device=tokens.device)
-        return self.network(tokens, positions, segments=segments)
+        length = positions.amax((-2, -1)) + 1 if self._needs_length() else None
+        return self.network(tokens, positions, segments=segments, length=length)
+
+    def setup(self, stage: str) -> None:
+        """As every task; warn of a base of RoPE that the context is known to be too long for."""
+        super().setup(stage)
+        warn_of_bases(self.network, self.context)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        nats, count, _ = self._nats(self.changed(batch), batch_idx)
+        batch = self.changed(batch)
+        nats, count, _ = self._nats(batch, self._logits(batch, batch_idx))
+        if "length" in batch:  # rows with other numbers of targets in each process
+            count = self.trainer.strategy.reduce(count.float(), reduce_op="mean")
         loss = nats / count.clamp_min(1)
         self.log("train/loss", loss, prog_bar=True, sync_dist=True, batch_size=1)
         return loss
@@ -169,20 +176,40 @@ class LanguageModel(Task):
         text = [data.decode(row[~after]) for row, after in rows]
         return {"prompt": list(batch["prompt"]), "text": text}
 
+    def on_validation_epoch_end(self) -> None:
+        self._log_exact_match("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._log_exact_match("test")
+
+    def _log_exact_match(self, stage: str) -> None:
+        if not self.exact_match.update_called:  # text
+            return
+        whole, by_length = self.exact_match.compute()
+        self.exact_match.reset()
+        found = {"": whole} | {f"_{length}": part for length, part in by_length.items()}
+        for name, value in found.items():  # the same in all processes
+            self.log(f"{stage}/exact_match{name}", value, prog_bar=not name, sync_dist=True)
+
     def _evaluate(self, batch: Batch, batch_idx: int, stage: str) -> None:
-        nats, count, text = self._nats(batch, batch_idx)
+        logits = self._logits(batch, batch_idx)
+        nats, count, text = self._nats(batch, logits)
         metrics = cast("dict[str, Metric]", self.metrics[stage])
         for name in ("loss", "perplexity"):
             metrics[name].update(nats, count)
         metrics["bits_per_byte"].update(nats / math.log(2), text)
+        if "length" in batch:
+            self.exact_match.update(logits.argmax(-1), batch["targets"], batch["length"])
         for name in metrics:  # objects, which Lightning computes over all processes
             self.log(f"{stage}/{name}", metrics[name], prog_bar=name != "loss", batch_size=1)
 
-    def _nats(self, batch: Batch, batch_idx: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _logits(self, batch: Batch, batch_idx: int) -> Tensor:
+        self._check(batch["tokens"], batch["targets"], batch_idx)
+        return self(batch["tokens"], batch["positions"], batch["segments"])
+
+    def _nats(self, batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The loss summed over all targets, their number, and the bytes of their text."""
-        tokens, targets = batch["tokens"], batch["targets"]
-        self._check(tokens, targets, batch_idx)
-        logits = self(tokens, batch["positions"], batch["segments"])
+        targets = batch["targets"]
         nats = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
         real = targets != -100
         text = (batch["bytes"] * real).sum() if "bytes" in batch else real.sum()
@@ -213,9 +240,10 @@ class LanguageModel(Task):
     ) -> Int[Tensor, "batch length_and_count"]:
         """A prompt of one document a row, and ``count`` tokens that the model goes on with.
 
-        Each costs one pass of one token: those before it are in a `KVCache`. What is drawn is what
-        full passes over all tokens give with the same draws; an extension that depends on the
-        length (dynamic NTK, LongRoPE) takes that of the whole for each.
+        Each costs a pass of one token, those before it being in a `KVCache` (or of all, where the
+        network takes none). What is drawn is what full passes over all tokens give with the same
+        draws; an extension that depends on the length (dynamic NTK, LongRoPE) takes that of the
+        whole for each.
 
         Args:
             temperature: divides the logits; 0 takes the likeliest token.
@@ -226,7 +254,7 @@ class LanguageModel(Task):
         Raises: ValueError for an empty prompt, tokens that the model has not, a negative count or
             temperature, or a ``top_k`` below 1.
         """
-        _check_sampling(count, temperature, top_k)
+        check_sampling(count, temperature, top_k)
         if prompt.ndim != 2 or not prompt.numel():
             raise ValueError(f"a prompt is [batch, length] tokens, got {tuple(prompt.shape)}")
         self._check(prompt, prompt[:, :0], 0)
@@ -239,15 +267,17 @@ class LanguageModel(Task):
             )
             self._told = True
         cache = KVCache(length=length + count if self._needs_length() else None)
+        cached = self.network.transformer.caches
         tokens, new = prompt, prompt
         training = self.training
         self.eval()
         try:
             for _ in range(count):
+                new = new if cached else tokens
                 seen = tokens.shape[-1] - new.shape[-1]
                 positions = sequence(new.shape[-1], start=seen, device=new.device)
-                logits = self.network(new, positions, cache=cache)[:, -1]
-                new = _drawn(logits.float(), temperature, top_k, generator)
+                logits = self.network(new, positions, cache=cache if cached else None)[:, -1]
+                new = drawn(logits.float(), temperature, top_k, generator)
                 tokens = torch.cat((tokens, new), -1)
         finally:
             self.train(training)
@@ -255,44 +285,3 @@ class LanguageModel(Task):
 
     def _needs_length(self) -> bool:
         return any(m.needs_length for m in self.modules() if isinstance(m, RotaryEncoding))
-
-
-def _drawn(
-    logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
-) -> Tensor:
-    if temperature == 0:
-        return logits.argmax(-1, keepdim=True)
-    if top_k is not None and top_k < logits.shape[-1]:
-        least = logits.topk(top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -math.inf)
-    return (logits / temperature).softmax(-1).multinomial(1, generator=generator)
-
-
-def _check_sampling(count: int, temperature: float, top_k: int | None) -> None:
-    if count < 0 or not 0 <= temperature < math.inf or (top_k is not None and top_k < 1):
-        raise ValueError(
-            "sampling takes a count and a temperature of 0 or more and a top_k of 1 or more, got "
-            f"{count}, {temperature} and {top_k}"
-        )
-
-
-def _causal(
-    transformer: Callable[[Sequence[int]], Transformer] | None, context: int
-) -> Transformer:
-    if transformer is None:
-        raise TypeError(
-            "LanguageModel is missing 1 required positional argument: 'transformer' (a checkpoint "
-            "does not hold one that was made in Python)"
-        )
-    made = transformer((context,))
-    if not made.causal:
-        raise ValueError(
-            "a language model needs a causal transformer, else tokens see their own targets: "
-            "set causal to true"
-        )
-    if made.prefix_tokens:
-        raise ValueError(
-            "a language model has no class and register tokens, which belong to no document, "
-            f"got {made.prefix_tokens}: leave them out"
-        )
-    return made

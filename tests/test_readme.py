@@ -12,6 +12,7 @@ from tasks import cli
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "timm.md").read_text(encoding="utf-8")
+SEQUENCES = (ROOT / "docs" / "sequences.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -46,6 +47,22 @@ def test_the_guide_to_timm_runs(capsys: pytest.CaptureFixture) -> None:
     assert "grid 14 × 14" in said and "RotaryEncoding (mmpos.rotary)" in said
     model = names["model"]
     assert tuple(model.pos_embed.shape) == (1, 1 + 20 * 15, 192)
+
+
+def test_the_example_of_sequences_writes_what_its_command_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the two classes differ in the order of the motifs alone."""
+    (code,) = blocks("python", SEQUENCES)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    for name, (first, second) in {"AB": ("GGG", "CCC"), "BA": ("CCC", "GGG")}.items():
+        rows = (tmp_path / "order" / f"{name}.fna").read_text().splitlines()[1::2]
+        assert len(rows) == 2000 and max(map(len, rows)) <= 126
+        assert all(re.fullmatch(f"[AT]+{first}[AT]+{second}[AT]+", row) for row in rows)
+    (line, *_) = [line for line in blocks("bash", SEQUENCES)[0].splitlines() if "fit" in line]
+    few = ["--trainer.fast_dev_run=1", "--trainer.accelerator=cpu"]
+    assert cli.main([*shlex.split(line)[1:], *few]) == 0
 
 
 def test_links_of_the_pages_lead_somewhere() -> None:
@@ -86,7 +103,7 @@ def test_every_encoding_has_its_row() -> None:
 
 FITS = [
     shlex.split(line, comments=True)[1:]
-    for block in blocks("bash", README + GUIDE)
+    for block in blocks("bash", README + GUIDE + SEQUENCES)
     for line in block.splitlines()
     if line.startswith("mmpos fit --config") and "--print_config" not in line
 ]
@@ -98,4 +115,5 @@ def test_every_job_of_the_readme_parses(args: list[str], capsys: pytest.CaptureF
         cli.main([*args, "--print_config"])
     assert stopped.value.code in (0, None)
     said = capsys.readouterr().out
-    assert "class_path: tasks.ImageClassification" in said or "tasks.LanguageModel" in said
+    tasks = ("ImageClassification", "LanguageModel", "TextClassification")
+    assert any(f"class_path: tasks.{task}" in said for task in tasks)

@@ -1,5 +1,6 @@
 """How fast pairs of features turn: spectra, their division among axes, context extension."""
 
+from mmpos.frequencies.bound import base_bound, base_of
 from mmpos.frequencies.extension import Extension, Length, axis_lengths
 from mmpos.frequencies.interpolation import PositionInterpolation
 from mmpos.frequencies.llama3 import Llama3
@@ -21,6 +22,8 @@ __all__ = [
     "YaRN",
     "angles",
     "axis_lengths",
+    "base_bound",
+    "base_of",
     "geometric",
     "split_pairs",
 ]

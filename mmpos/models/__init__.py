@@ -3,6 +3,7 @@
 from mmpos.models.block import Attention, Block, DropPath, Mlp, SwiGLU
 from mmpos.models.classifier import BackboneClassifier, Classifier
 from mmpos.models.patches import PatchEmbedding
+from mmpos.models.symbols import Symbols
 from mmpos.models.transformer import Transformer
 
 __all__ = [
@@ -14,5 +15,6 @@ __all__ = [
     "Mlp",
     "PatchEmbedding",
     "SwiGLU",
+    "Symbols",
     "Transformer",
 ]

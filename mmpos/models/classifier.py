@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from keyword import iskeyword
 from typing import Literal
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float, Num
 from torch import Tensor, nn
 
 from mmpos.models.transformer import Transformer
@@ -16,12 +17,15 @@ class Classifier(nn.Module):
     """Answers one or more questions about an input: a tokeniser, a transformer, a linear head each.
 
     Args:
-        tokens: maps an input to `mmpos.models.patches.Tokens`.
+        tokens: maps an input, and a mask where it is padded, to `mmpos.models.patches.Tokens`.
         transformer: encodes them.
         questions: how many answers each question has.
-        pool: ``mean`` over the tokens that have a place, or the first prefix ``token``.
+        pool: ``mean`` over the real tokens that have a place, or the first prefix ``token``.
 
-    Shape: ``[B, C, *sizes]`` → ``{question: [B, answers]}``.
+    Padding is neither seen nor pooled: a row's answers are those that it has alone. Of a row of
+    padding alone the mean is 0.
+
+    Shape: what ``tokens`` takes, such as ``[B, C, *sizes]`` → ``{question: [B, answers]}``.
     Raises: ValueError without questions, for names that a module cannot have, or for pooling by a
     class token that is not there or sees nothing.
     """
@@ -51,15 +55,19 @@ class Classifier(nn.Module):
         self.heads = _heads(transformer.dim, questions)
 
     def forward(
-        self, x: Float[Tensor, "batch channel *size"]
+        self,
+        x: Num[Tensor, "batch *_"],
+        mask: Bool[Tensor, "batch *_"] | None = None,
     ) -> dict[str, Float[Tensor, "batch _"]]:
-        """The logits of each question."""
-        values, positions, extent = self.tokens(x)
-        encoded = self.transformer(values, positions, extent=extent)
+        """The logits of each question; ``mask`` is True for what is real of a padded ``x``."""
+        tokens = self.tokens(x) if mask is None else self.tokens(x, mask)
+        encoded = self.transformer(
+            tokens.values, tokens.positions, extent=tokens.extent, mask=tokens.mask
+        )
         if self.pool == "token":
             pooled = encoded[:, 0]
         else:
-            pooled = encoded[:, self.transformer.prefix_tokens :].mean(dim=1)
+            pooled = _mean(encoded[:, self.transformer.prefix_tokens :], tokens.mask)
         return _answers(self.questions, self.heads, pooled)
 
     def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
@@ -117,7 +125,17 @@ class BackboneClassifier(nn.Module):
         return _answers(self.questions, self.heads, features)
 
 
-def _heads(dim: int, questions: Mapping[str, int]) -> nn.ModuleDict:
+def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Over the real tokens of each row, 0 where there are none."""
+    if mask is None:
+        return x.mean(dim=1)
+    real = mask.unsqueeze(-1)
+    total = x.where(real, 0).sum(1, dtype=torch.promote_types(x.dtype, torch.float32))
+    return (total / real.sum(1).clamp_min(1)).to(x.dtype)
+
+
+def check_questions(questions: Mapping[str, int]) -> None:
+    """Raises ValueError without questions, or for names that a module cannot have."""
     if not questions:
         raise ValueError("a classifier needs at least one question")
     for name, answers in questions.items():
@@ -125,6 +143,10 @@ def _heads(dim: int, questions: Mapping[str, int]) -> nn.ModuleDict:
             raise ValueError(
                 f"a question needs a plain name and 1 answer or more, got {name!r}: {answers}"
             )
+
+
+def _heads(dim: int, questions: Mapping[str, int]) -> nn.ModuleDict:
+    check_questions(questions)
     return nn.ModuleDict(
         # a keyword cannot be a name in the code that exporters write
         {

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from mmpos.positions import grid
@@ -14,11 +14,14 @@ _FUNCTIONS = {1: nn.functional.conv1d, 2: nn.functional.conv2d, 3: nn.functional
 
 
 class Tokens(NamedTuple):
-    """Tokens with their positions, and the grid that these span."""
+    """Tokens with their positions, the grid that these span, and which are real."""
 
     values: Float[Tensor, "batch length dim"]
     positions: Int[Tensor, "length axes"]
-    extent: tuple[int, ...]
+    extent: tuple[int, ...] | None
+    """None for a sequence, whose encodings read its positions as they are."""
+    mask: Bool[Tensor, "batch length"] | None = None
+    """True for real tokens, False for padding; None where all are real."""
 
 
 class PatchEmbedding(nn.Module):
@@ -32,8 +35,9 @@ class PatchEmbedding(nn.Module):
     ``patch_size`` may be set to another size later; the kernel is then resized at each call
     (`mmpos.resample.patch_kernel`), with gradients to the one that is kept.
 
-    Shape: ``[B, C, *sizes]`` → `Tokens` with values ``[B, L, dim]`` in row-major order.
-    Raises: ValueError for an input whose sizes are not multiples of the patch.
+    Shape: ``[B, C, *sizes]``, and where it is padded a mask ``[B, *sizes]``, True for what is real
+    → `Tokens` with values ``[B, L, dim]`` in row-major order; a patch is real where any of it is.
+    Raises: ValueError for an input whose sizes are not multiples of the patch, or a mask of others.
     """
 
     def __init__(self, dim: int, patch_size: Sequence[int], channels: int = 3) -> None:
@@ -49,7 +53,11 @@ class PatchEmbedding(nn.Module):
         """The patch that the kernel was made for."""
         return tuple(self.project.weight.shape[2:])
 
-    def forward(self, x: Float[Tensor, "batch channel *size"]) -> Tokens:
+    def forward(
+        self,
+        x: Float[Tensor, "batch channel *size"],
+        mask: Bool[Tensor, "batch *size"] | None = None,
+    ) -> Tokens:
         """The tokens of ``x``."""
         sizes = tuple(x.shape[2:])
         if len(sizes) != len(self.patch_size):
@@ -62,6 +70,15 @@ class PatchEmbedding(nn.Module):
                 f"input of {sizes} cannot be cut into patches of {self.patch_size}: "
                 "each size must be a multiple of the patch"
             )
+        if mask is not None:
+            if mask.shape != (len(x), *sizes):
+                raise ValueError(
+                    f"the mask of an input {tuple(x.shape)} is {(len(x), *sizes)}, got "
+                    f"{tuple(mask.shape)}"
+                )
+            for axis, patch in enumerate(self.patch_size, 1):
+                mask = mask.unflatten(axis, (-1, patch)).any(axis + 1)
+            mask = mask.flatten(1)
         if self.patch_size == self.own_patch_size:
             cells = self.project(x)
         else:
@@ -69,4 +86,4 @@ class PatchEmbedding(nn.Module):
             convolve = _FUNCTIONS[len(self.patch_size)]
             cells = convolve(x, kernel, self.project.bias, self.patch_size)
         extent = tuple(cells.shape[2:])
-        return Tokens(cells.flatten(2).mT, grid(*extent, device=x.device), extent)
+        return Tokens(cells.flatten(2).mT, grid(*extent, device=x.device), extent, mask)

@@ -16,7 +16,7 @@ Slot = Callable[[int, Any], nn.Module]
 
 
 def fill(slot: Slot, kind: type | tuple[type, ...], size: str, needed: int, axes: Axes) -> Any:
-    """The encoding of a slot.
+    """The encoding of a slot; None for `nn.Identity`, which stands for none.
 
     Args:
         kind: what the slot takes.
@@ -30,6 +30,8 @@ def fill(slot: Slot, kind: type | tuple[type, ...], size: str, needed: int, axes
             f"a place takes an encoding, its class or a callable that makes it, got {slot!r}{hint}"
         )
     encoding: Any = slot if isinstance(slot, nn.Module) else slot(needed, axes)
+    if isinstance(encoding, nn.Identity):
+        return None
     if not isinstance(encoding, kind):
         name = kind[0].__name__ if isinstance(kind, tuple) else kind.__name__
         raise TypeError(
@@ -71,7 +73,7 @@ def pattern(given: Any, depth: int, name: str) -> list[Any]:
 
 def fill_layers(
     slots: Slot | Sequence[Slot] | None,
-    make: Callable[[Slot], nn.Module],
+    make: Callable[[Slot], nn.Module | None],
     depth: int,
     name: str,
     own: bool,
@@ -81,18 +83,19 @@ def fill_layers(
     `nn.Identity` in a pattern is a layer without one. With ``own`` a callable makes one for each
     layer. The encodings are a single module if all layers share it, else a `ModuleList`.
     """
-    made: dict[Any, int] = {}
+    made: dict[Any, int | None] = {}
     modules: list[nn.Module] = []
     index: list[int | None] = []
     places = len(slots) if isinstance(slots, Sequence) and not isinstance(slots, str) else 1
     for layer, slot in enumerate(pattern(slots, depth, name)):
-        if slot is None or slot is nn.Identity or isinstance(slot, nn.Identity):
+        if slot is None:
             index.append(None)
             continue
         key = slot if isinstance(slot, nn.Module) else layer if own else layer % places
         if key not in made:
-            made[key] = len(modules)
-            modules.append(make(slot))
+            module = make(slot)
+            made[key] = None if module is None else len(modules)
+            modules += [] if module is None else [module]
         index.append(made[key])
     if not modules:
         return None, index

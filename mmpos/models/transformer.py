@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int, Num
@@ -64,6 +64,9 @@ class Transformer(nn.Module):
     >>> encoder(torch.zeros(2, 24, 64), mmpos.positions.grid(4, 6)).shape
     torch.Size([2, 24, 64])
     """
+
+    caches: ClassVar[bool] = True
+    """Whether it goes on from a `KVCache`."""
 
     def __init__(
         self,

@@ -135,6 +135,19 @@ class RotaryEncoding(Specified, nn.Module):
             )
         return split
 
+    def extend(self, extension: Extension | Sequence[Extension | None] | None) -> None:
+        """Take another context extension, in place of the one it has.
+
+        Raises: ValueError or TypeError as for a new encoding, which leave this one as it was.
+        """
+        before = self.extension
+        self.extension = tuple(extension) if isinstance(extension, list | tuple) else extension
+        try:
+            self._check()
+        except (TypeError, ValueError):
+            self.extension = before
+            raise
+
     @property
     def needs_length(self) -> bool:
         """Whether an extension asks how long the sequence is."""

@@ -25,8 +25,8 @@ class Text(L.LightningDataModule):
 
     A batch is a dict of int64: ``tokens``, ``targets``, ``segments`` and ``bytes`` ``[B, L]``,
     ``positions`` ``[B, L, 1]``. A target is the token that follows in the same document, -100 where
-    a row is padded; ``bytes`` counts those of its text. Before each document stands the token
-    ``end``, the last of the ``vocabulary``, which is also the target after its last: every
+    a row is padded (there at position 0); ``bytes`` counts those of its text. Before each document
+    stands the token ``end``, the last of the ``vocabulary``, also the target after its last: every
     byte is predicted once. Documents follow one another without gaps; each is a segment with
     positions from 0, by the rule of `mmpos.positions.packed`. Where a row ends within a document,
     as it must in one longer than the context, the rest goes on in the next row as a new segment,

@@ -150,6 +150,7 @@ class Rows(Dataset):
         if filled < self.context:
             lengths.append(self.context - filled)
         positions, segments = packed(lengths, tokens=self.context)
+        positions[filled:] = 0  # the longest document is as long as its last position says
         return {
             "tokens": torch.from_numpy(tokens),
             "targets": torch.from_numpy(targets),

@@ -19,7 +19,8 @@ def classifier(pool: Pool = "mean", **arguments) -> Classifier:
 def test_every_question_has_a_head_on_the_pooled_tokens(pool):
     model = classifier(pool, class_token=True, registers=2)
     x = torch.randn(2, 3, 8, 12)
-    values, positions, extent = model.tokens(x)
+    values, positions, extent, mask = model.tokens(x)
+    assert mask is None
     encoded = model.transformer(values, positions, extent=extent)
     pooled = encoded[:, 0] if pool == "token" else encoded[:, 3:].mean(1)
     answers = model(x)

@@ -10,8 +10,8 @@ from mmpos.models import PatchEmbedding
 def test_each_patch_becomes_the_token_of_its_position(patch, grid):
     tokens = PatchEmbedding(6, patch, channels=2)
     x = torch.randn(3, 2, *(size * count for size, count in zip(patch, grid, strict=True)))
-    values, positions, extent = tokens(x)
-    assert extent == grid
+    values, positions, extent, mask = tokens(x)
+    assert extent == grid and mask is None
     assert values.shape == (3, len(positions), 6)
     weight, bias = tokens.project.weight.flatten(1), tokens.project.bias
     for token, position in enumerate(positions.tolist()):

@@ -223,3 +223,25 @@ def test_angles_are_exact_far_out(start):
             bound = 1e-7 + 3e-16 * position
             assert abs(cos[0, row, pair].item() - math.cos(angle)) < bound
             assert abs(sin[0, row, pair].item() - math.sin(angle)) < bound
+
+
+def test_another_extension_makes_it_what_a_new_one_would_be():
+    longer = mmpos.frequencies.YaRN(factor=4, original_length=64)
+    encoding = mmpos.RotaryEncoding(16, base=500)
+    encoding.extend(longer)
+    new = mmpos.RotaryEncoding(16, base=500, extension=longer)
+    positions = mmpos.positions.sequence(300)
+    assert torch.equal(encoding(positions).cos, new(positions).cos)
+    assert encoding.spec() == new.spec()
+    with pytest.raises(ValueError, match="short_factor has 1 numbers, the axis has 8 pairs"):
+        encoding.extend(
+            mmpos.frequencies.LongRoPE(
+                short_factor=[1], long_factor=[2], original_length=64, factor=2
+            )
+        )
+    assert encoding.extension == longer
+    encoding.extend(None)
+    assert torch.equal(encoding(positions).sin, mmpos.RotaryEncoding(16, base=500)(positions).sin)
+    video = mmpos.RotaryEncoding(24, axes=3)
+    video.extend([longer, None, None])
+    assert video.extension == (longer, None, None)

@@ -8,8 +8,10 @@ import yaml
 from tasks import cli, configs
 
 NAMES = list(configs.shipped())
-JOBS = ["image", "text"]
-ON_WEIGHTS = ["finetune_resolution"]  # run by test_main_job, on the weights of an image job
+JOBS = ["algorithm", "image", "text", "text_classification"]
+CAUSAL_JOBS = ["algorithm", "text"]
+CAUSAL = ["encoding/fire", "encoding/xpos"]  # encodings of causal models of one axis
+ON_WEIGHTS = ["extend_context", "finetune_resolution"]  # by test_extend_context, test_main_job
 ON_TIMM = ["finetune_timm"]  # run by test_timm_backbone, with weights that need no download
 ENCODINGS = [name for name in NAMES if name.startswith("encoding/")]
 FEW = [
@@ -26,9 +28,10 @@ def slots(name: str) -> dict:
 
 def test_what_is_shipped() -> None:
     assert sorted(JOBS + ON_WEIGHTS + ON_TIMM) == [name for name in NAMES if "/" not in name]
-    assert [
-        f"encoding/{name}" for name in ("alibi", "learned", "none", "rope", "sinusoidal")
-    ] == ENCODINGS
+    kinds = ["alibi", "fire", "kerple", "learned", "none", "rope", "sinusoidal", "t5", "xpos"]
+    assert [f"encoding/{kind}" for kind in kinds] == ENCODINGS
+    others = {name.partition("/")[0] for name in NAMES if "/" in name}
+    assert others == {"encoding", "extension", "network"}  # extensions by test_extend_context
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
@@ -41,8 +44,11 @@ def test_each_config_begins_with_a_comment(name: str) -> None:
     assert configs.shipped()[name].read_text().startswith("# ")
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize(
+    ("job", "encoding"),
+    [(j, e) for j in JOBS for e in ENCODINGS if e not in CAUSAL or j in CAUSAL_JOBS],
+)
+@pytest.mark.filterwarnings("ignore:RoPE with base 100")  # which is for patches
 def test_each_encoding_over_each_job(
     job: str, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,3 +71,12 @@ def test_the_last_encoding_wins(
     for slot, wanted in slots(encoding).items():
         found = built["init_args"][slot]
         assert (found and found["class_path"]) == (wanted and wanted["class_path"]), slot
+
+
+@pytest.mark.parametrize("job", CAUSAL_JOBS)
+def test_a_network_without_positions_over_each_causal_job(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    over = ["--config", job, "--config", "network/mamba2"]
+    assert cli.main(["fit", *over, *FEW]) == 0

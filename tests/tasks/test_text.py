@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 import mmpos
+from mmpos.frequencies import DynamicNTK, LongRoPE, PositionInterpolation
 from mmpos.models import Transformer
 from mmpos.positions import sequence
 from tasks import LanguageModel
@@ -253,3 +254,39 @@ def test_two_processes_are_one_with_twice_the_batch(tmp_path: Path, text: dict) 
         assert found == pytest.approx(losses, rel=1e-5) and len(set(losses)) == len(losses) > 20
         for name in ("val/loss", "val/perplexity", "val/bits_per_byte"):
             assert others[name] == pytest.approx(metrics[name], rel=1e-5), name
+
+
+@pytest.mark.parametrize(
+    "extension",
+    [
+        DynamicNTK(original_length=8),
+        LongRoPE(short_factor=[1] * 8, long_factor=[4] * 8, original_length=8, factor=4),
+    ],
+)
+def test_an_extension_takes_the_length_of_the_longest_document_of_each_row(extension: Any) -> None:
+    rotary = partial(mmpos.RotaryEncoding, extension=extension)
+    task = make(transformer=partial(ENCODER, rotary=rotary)).eval()
+    data = rows([b"long enough to be beyond", b"short", b"as"], 25)
+    batch = next(iter(DataLoader(data, batch_size=len(data))))
+    with torch.no_grad():
+        both = task(batch["tokens"], batch["positions"], batch["segments"])
+        for row, length in ((0, 25), (1, 6)):
+            one = {name: value[row : row + 1] for name, value in batch.items()}
+            given = task.network(
+                one["tokens"], one["positions"], segments=one["segments"], length=length
+            )
+            torch.testing.assert_close(both[row], given[0])
+        other = task.network(one["tokens"], one["positions"], segments=one["segments"], length=25)
+    assert not torch.allclose(both[1], other[0], atol=1e-4)
+
+
+def test_one_extension_goes_to_all_rotary_encodings() -> None:
+    pattern = [partial(mmpos.RotaryEncoding, base=50), torch.nn.Identity]
+    own = partial(ENCODER, rotary=pattern)
+    task = make(transformer=own, extension=PositionInterpolation(factor=4)).eval()
+    plain = make(transformer=own).eval()
+    tokens = torch.randint(257, (2, 16))
+    longer = plain(tokens, sequence(16) / 4)
+    torch.testing.assert_close(task(tokens), longer)
+    with pytest.raises(ValueError, match=r"changes the frequencies of RoPE.*has none"):
+        make(transformer=partial(ENCODER, rotary=None), extension=PositionInterpolation(factor=4))

@@ -1,0 +1,98 @@
+"""What a language model is made of and how it draws tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from mmpos.frequencies import Extension
+from mmpos.models import Classifier, Transformer
+from mmpos.rotary import RotaryEncoding
+
+
+class Decoder(nn.Module):
+    """Tokens to logits of the next: an embedding, a transformer, the embedding again or a head."""
+
+    transformer: Transformer
+    group_matcher = Classifier.group_matcher  # by the names of transformer and tokens
+
+    def __init__(self, vocabulary: int, transformer: Transformer, tied: bool) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, transformer.dim)
+        self.transformer = transformer
+        self.head = None if tied else nn.Linear(transformer.dim, vocabulary, bias=False)
+        for made in (self.tokens, self.head):
+            if made is not None:
+                nn.init.trunc_normal_(made.weight, std=0.02)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch length"],
+        positions: Int[Tensor, "*batch length 1"],
+        **given: Any,
+    ) -> Float[Tensor, "batch length vocabulary"]:
+        encoded = self.transformer(self.tokens(tokens), positions, **given)
+        return linear(encoded, self.tokens.weight if self.head is None else self.head.weight)
+
+
+def drawn(
+    logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
+) -> Tensor:
+    """One token a row ``[B, 1]``, from logits ``[B, V]``."""
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    if top_k is not None and top_k < logits.shape[-1]:
+        least = logits.topk(top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -math.inf)
+    return (logits / temperature).softmax(-1).multinomial(1, generator=generator)
+
+
+def check_sampling(count: int, temperature: float, top_k: int | None) -> None:
+    """Raises ValueError for options that nothing can be drawn by."""
+    if count < 0 or not 0 <= temperature < math.inf or (top_k is not None and top_k < 1):
+        raise ValueError(
+            "sampling takes a count and a temperature of 0 or more and a top_k of 1 or more, got "
+            f"{count}, {temperature} and {top_k}"
+        )
+
+
+def causal(
+    transformer: Callable[[Sequence[int]], Transformer] | None,
+    context: int,
+    extension: Extension | None,
+) -> Transformer:
+    """The transformer of a context, its RoPE extended.
+
+    Raises: TypeError without one; ValueError for one that a language model cannot have.
+    """
+    if transformer is None:
+        raise TypeError(
+            "LanguageModel is missing 1 required positional argument: 'transformer' (a checkpoint "
+            "does not hold one that was made in Python)"
+        )
+    made = transformer((context,))
+    if not made.causal:
+        raise ValueError(
+            "a language model needs a causal transformer, else tokens see their own targets: "
+            "set causal to true"
+        )
+    if made.prefix_tokens:
+        raise ValueError(
+            "a language model has no class and register tokens, which belong to no document, "
+            f"got {made.prefix_tokens}: leave them out"
+        )
+    turning = [part for part in made.modules() if isinstance(part, RotaryEncoding)]
+    if extension is not None and not turning:
+        raise ValueError(
+            f"{type(extension).__name__} changes the frequencies of RoPE, and the transformer has "
+            "none: leave model.extension out"
+        )
+    for part in turning if extension is not None else []:
+        part.extend(extension)
+    return made

@@ -1,0 +1,84 @@
+"""A trained language model at a longer context, by each shipped extension."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mmpos
+from tasks import LanguageModel, cli, configs
+
+EXTENSIONS = [name for name in configs.shipped() if name.startswith("extension/")]
+FEW = ["--data.train_tokens=20000", "--data.eval_tokens=3000", "--trainer.accelerator=cpu"]
+FEW += ["--trainer.enable_progress_bar=false"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Weights of config text, hardly trained, with a layer in two that has no RoPE."""
+    folder = tmp_path_factory.mktemp("trained")
+    rotary = "[{class_path: mmpos.RotaryEncoding, init_args: {base: 5000}}, torch.nn.Identity]"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        options = [f"--model.transformer.rotary={rotary}", "--trainer.max_epochs=1"]
+        assert cli.main(["fit", "--config", "text", *FEW, *options]) == 0
+    return str(folder / "runs" / "text" / "version_0" / "checkpoints" / "best.ckpt")
+
+
+def shown(capsys: Any) -> float:
+    found = re.search(r"test/bits_per_byte\D+([\d.]+)", capsys.readouterr().out)
+    assert found
+    return float(found[1])
+
+
+def test_all_six_are_shipped() -> None:
+    kinds = {name.partition("/")[2] for name in EXTENSIONS}
+    assert kinds == {"dynamic", "llama3", "longrope", "ntk", "pi", "yarn"}
+
+
+@pytest.mark.parametrize("name", [None, *EXTENSIONS])
+@pytest.mark.filterwarnings("ignore:RoPE with base")
+def test_no_steps_at_four_times_the_context(
+    name: str | None, trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    over = [] if name is None else ["--config", name]
+    begun = ["--config", "extend_context", *over, "--model.weights", trained]
+    assert cli.main(["test", *begun, *FEW]) == 0
+    first = shown(capsys)
+    assert cli.main(["test", *begun, *FEW, "--model.extension=null"]) == 0
+    assert first != shown(capsys)
+
+
+def test_a_few_steps_and_what_goes_on_from_them(
+    trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The pattern and base of the weights stay, and the extension goes with what it made."""
+    monkeypatch.chdir(tmp_path)
+    begun = ["--config", "extend_context", "--model.weights", trained]
+    assert cli.main(["fit", *begun, *FEW]) == 0
+    best = tmp_path / "runs" / "extend_context" / "version_0" / "checkpoints" / "best.ckpt"
+    task = LanguageModel.load_from_checkpoint(best, map_location="cpu")
+    yarn = mmpos.frequencies.YaRN(factor=4, original_length=128)
+    transformer = task.network.transformer
+    assert [index is None for index in transformer.rotary_of] == [False, True] * 2
+    for part in transformer.rotary or []:
+        assert (part.base, part.extension) == (5000, yarn)
+    assert cli.main(["fit", "--config", "text", "--model.weights", str(best), *FEW]) == 0
+    again = torch.load(
+        tmp_path / "runs" / "text" / "version_0" / "checkpoints" / "best.ckpt", weights_only=True
+    )
+    assert again["hyper_parameters"]["extension"]["class_path"] == "mmpos.frequencies.YaRN"
+
+
+def test_an_extension_without_rope_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    over = ["--config", "text", "--config", "encoding/alibi", "--config", "extension/yarn"]
+    assert cli.main(["fit", *over, *FEW]) == 1
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(errors) == 1
+    assert "YaRN changes the frequencies of RoPE, and the transformer has none" in errors[0]
