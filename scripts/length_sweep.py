@@ -190,11 +190,11 @@ def loader(path: Path) -> tuple[Callable[[int], LanguageModel], int, dict[str, A
 
 
 def name_of(path: Path, transformer: Transformer) -> tuple[str, str]:
-    """What a model is called: by its folder if that is ``NAME-SEED``, else by its encodings."""
-    folder = next((p for p in path.parts[::-1] if p.rpartition("-")[2].isdigit()), "")
-    name, _, seed = folder.rpartition("-")
-    if name in MODELS:
-        return name, seed
+    """A model's name and seed: of its folder ``NAME-SEED``, else its encodings and its path."""
+    for part in path.parts[::-1]:
+        name, _, seed = part.rpartition("-")
+        if name and seed.isdigit():
+            return name, seed
     slots = (transformer.additive, transformer.rotary, transformer.bias)
     used = [type(slot).__name__ for slot in slots if slot is not None]
     return " + ".join(used) or type(transformer).__name__, str(path)
@@ -237,26 +237,40 @@ def curves(scores: Sequence[Score]) -> Curves:
     return out
 
 
-def table(found: Curves, trained: int, *, extended: bool) -> Table:
-    """A row for each model with its window beside it, or for each extension of RoPE."""
-    contexts = sorted({context for curve in found.values() for context in curve})
-    heads = [f"[bold]{context}*[/]" if context == trained else str(context) for context in contexts]
-    window = f"window {trained}"
-    if extended:
-        out = Table("RoPE", *heads, title="bits per byte by context, RoPE with other frequencies")
-        model = next(name for name, way in found if way in EXTENSIONS)
-        for (name, way), curve in found.items():
-            if name == model and way != window:
-                out.add_row(way or "as trained", *(_cell(curve.get(c)) for c in contexts))
-        return out
-    longest = contexts[-1]
+def table(found: Curves, trained: int) -> Table:
+    """A row for each model as it was trained, with its window beside it."""
+    contexts = _contexts(found)
+    longest, window = contexts[-1], f"window {trained}"
     title = f"bits per byte by context (* trained); {longest} w: with a window of {trained}"
-    out = Table("model", *heads, f"{longest} w", title=title)
+    out = Table("model", *_heads(contexts, trained), f"{longest} w", title=title)
     for (name, way), curve in found.items():
         if not way:
             control = found.get((name, window), {}).get(longest)
             out.add_row(name, *(_cell(curve.get(c)) for c in contexts), _cell(control))
     return out
+
+
+def extended(found: Curves) -> list[str]:
+    """The models whose frequencies were changed."""
+    return list(dict.fromkeys(name for name, way in found if way in EXTENSIONS))
+
+
+def table_of(model: str, found: Curves, trained: int) -> Table:
+    """A row for each way to change the frequencies of a model."""
+    contexts = _contexts(found)
+    out = Table(model, *_heads(contexts, trained), title=f"{model}, with other frequencies")
+    for (name, way), curve in found.items():
+        if name == model and not way.startswith("window"):
+            out.add_row(way or "as trained", *(_cell(curve.get(c)) for c in contexts))
+    return out
+
+
+def _contexts(found: Curves) -> list[int]:
+    return sorted({context for curve in found.values() for context in curve})
+
+
+def _heads(contexts: Sequence[int], trained: int) -> list[str]:
+    return [f"[bold]{context}*[/]" if context == trained else str(context) for context in contexts]
 
 
 def _cell(values: Sequence[float] | None) -> str:
@@ -267,32 +281,28 @@ def _cell(values: Sequence[float] | None) -> str:
 
 
 def picture(path: Path, found: Curves, trained: int) -> None:
-    """All models as they were trained, and RoPE with other frequencies."""
-    figure, panels = pyplot.subplots(1, 2, figsize=(12, 5), sharey=True)
-    contexts = sorted({context for curve in found.values() for context in curve})
-    extended = {name for name, way in found if way in EXTENSIONS}
-    for (name, way), curve in found.items():
-        for panel, label in (
-            (panels[0], name if not way else ""),
-            (panels[1], (way or "as trained") if name in extended else ""),
-        ):
-            if label:
-                xs = sorted(curve)
-                panel.plot(
-                    xs,
-                    [mean(curve[x]) for x in xs],
-                    "o--" if "fixed" in way or "window" in way else "o-",
-                    label=label,
-                )
-    for panel, title in zip(panels, ("as trained", "RoPE with other frequencies"), strict=True):
+    """All models as they were trained, and a panel for each with other frequencies."""
+    names = extended(found)
+    figure, panels = pyplot.subplots(
+        1, 1 + len(names), figsize=(6 * (1 + len(names)), 5), sharey=True, squeeze=False
+    )
+    contexts = _contexts(found)
+    for panel, title in zip(panels[0], ["as trained", *names], strict=True):
+        for (name, way), curve in found.items():
+            label = (name if not way else "") if title == "as trained" else (way or "as trained")
+            if not label or title not in ("as trained", name):
+                continue
+            means = [mean(curve[context]) for context in sorted(curve)]
+            dashed = "fixed" in way or "window" in way
+            panel.plot(sorted(curve), means, "o--" if dashed else "o-", label=label)
         panel.axvline(trained, color="grey", linestyle=":")
         panel.set(xscale="log", xlabel="context, tokens", title=title)
         panel.set_xticks(contexts, [str(context) for context in contexts])
         panel.minorticks_off()
         panel.legend(fontsize=7)
-    panels[0].set_ylabel("bits per byte of the same bytes")
+    panels[0][0].set_ylabel("bits per byte of the same bytes")
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=100)
 
 
 def train_all(
@@ -352,9 +362,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         writer.writerows(scores)
     found = curves(scores)
     console = Console(width=140)
-    console.print(table(found, trained, extended=False))
-    if any(way in EXTENSIONS for _, way in found):
-        console.print(table(found, trained, extended=True))
+    console.print(table(found, trained))
+    for model in extended(found):
+        console.print(table_of(model, found, trained))
     picture(chosen.output / "lengths.png", found, trained)
     console.print(f"written: {chosen.output / 'lengths.csv'}, {chosen.output / 'lengths.png'}")
 

@@ -1,23 +1,21 @@
 """Algorithmic tasks for length generalisation: trained on short examples, tested on longer ones."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from functools import partial
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
-import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from .exercises import MARKS, TaskName, drawn, size
-from .samplers import EpochSampler
+from .module import DataModule
 
 Split = Literal["train", "val", "test"]
 
 
-class Algorithms(L.LightningDataModule):
+class Algorithms(DataModule):
     """Examples of a task that a short program solves, of chosen lengths n.
 
     ========================  ====================================================================
@@ -139,49 +137,23 @@ class Algorithms(L.LightningDataModule):
         """The words of tokens ``[L]``."""
         return " ".join(self.words[token] for token in tokens.tolist())
 
-    def _loader(self, split: Split) -> DataLoader:
-        training = split == "train"
+    def samples(self, split: str) -> Dataset:
         lengths = self.test_lengths
         if split != "test":
             lengths = range(self.min_length, self.length + 1)
-        count = self.train_samples if training else self.eval_samples
-        data = _Examples(self.task, self.symbols, lengths, count, split, self.seed)
-        processes, rank = (
-            (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
-        )
-        least = processes * self.batch_size if training else processes
-        if len(data) < least:
-            name = "train_samples" if training else "eval_samples"
-            raise ValueError(
-                f"{name} {count} makes {len(data)} {split} examples, and {least} are needed for "
-                f"{processes} processes with batches of {self.batch_size}: raise --data.{name}"
-            )
-        if training:
-            sampler = EpochSampler(data, num_replicas=processes, rank=rank, seed=self.seed)
-        else:
-            sampler = UnrepeatedDistributedSampler(
-                cast("Sized", data), processes, rank, shuffle=False
-            )
-        return DataLoader(
-            cast("Dataset", data),
-            batch_size=self.batch_size,
-            sampler=sampler,
-            drop_last=training,
-            collate_fn=partial(_padded, self.end),
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-            pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # so that an iterator draws nothing from the global one
+        count = self.train_samples if split == "train" else self.eval_samples
+        return _Examples(self.task, self.symbols, lengths, count, cast("Split", split), self.seed)
+
+    def too_few(self, data: Any, split: str, needed: int, processes: int) -> str:
+        name = "train_samples" if split == "train" else "eval_samples"
+        return (
+            f"{name} {getattr(self, name)} makes {len(data)} {split} examples, and {needed} are "
+            f"needed for {processes} processes with batches of {self.batch_size}: raise "
+            f"--data.{name}"
         )
 
-    def train_dataloader(self) -> DataLoader:
-        return self._loader("train")
-
-    def val_dataloader(self) -> DataLoader:
-        return self._loader("val")
-
-    def test_dataloader(self) -> DataLoader:
-        return self._loader("test")
+    def collate(self, data: Any) -> Any:
+        return partial(_padded, self.end)
 
 
 class _Examples(Dataset):

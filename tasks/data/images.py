@@ -3,22 +3,18 @@
 import difflib
 import functools
 import inspect
-from collections.abc import Sized
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import lightning as L
 import numpy as np
-import torch
-from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
 from lightning.pytorch.utilities import rank_zero_warn
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.data.transforms_factory import create_transform
 from torch.utils.data import DataLoader, Dataset
 
+from .module import DataModule
 from .options import per_channel, sizes
 from .pictures import Files, Plain, image_files, unreadable
-from .samplers import EpochSampler
 from .scenes import PARTS, Scenes, already_batched
 from .sources import DOWNLOADABLE, class_names, own_splits
 from .splits import SPLITS, balanced, hold_out
@@ -36,7 +32,7 @@ AUGMENTATIONS = sorted(
 )
 
 
-class Images(L.LightningDataModule):
+class Images(DataModule):
     """Images to classify, and the questions asked of them.
 
     A batch is ``(images, labels)``: images float32 ``[B, channels, H, W]``, normalised; labels one
@@ -118,7 +114,6 @@ class Images(L.LightningDataModule):
         self.skip_broken = skip_broken
         self.predict_folder = None if predict_folder is None else Path(predict_folder)
         self._check()
-        self._data: dict[str, Dataset] = {}
 
     @functools.cached_property
     def classes(self) -> dict[str, list[str]]:
@@ -245,44 +240,14 @@ class Images(L.LightningDataModule):
             rank_zero_warn(f"left out {len(broken)} images that cannot be read: {names}")
         return [path for path in paths if path not in broken]
 
-    def _loader(self, split: str) -> DataLoader:
-        if split not in self._data:
-            self.setup({"train": "fit", "val": "validate"}.get(split, split))
-        data = self._data[split]
-        assert isinstance(data, Sized)
-        processes, rank = (
-            (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
-        )
-        least = processes * self.batch_size if split == "train" else processes
-        if len(data) < least:
-            raise ValueError(
-                f"{len(data)} {split} images are too few for {processes} processes with batches of "
-                f"{self.batch_size}; give more images, a smaller --data.batch_size or fewer devices"
-            )
-        if split == "train":
-            sampler = EpochSampler(data, num_replicas=processes, rank=rank, seed=self.seed)
-        else:
-            sampler = UnrepeatedDistributedSampler(data, processes, rank, shuffle=False)
-        return DataLoader(
-            data,
-            batch_size=self.batch_size,
-            sampler=sampler,
-            drop_last=split == "train",
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-            pin_memory=torch.cuda.is_available(),
-            collate_fn=None if isinstance(data, Plain) else already_batched,
-            generator=torch.Generator(),  # so that an iterator draws nothing from the global one
+    def too_few(self, data: Any, split: str, needed: int, processes: int) -> str:
+        return (
+            f"{len(data)} {split} images are too few for {processes} processes with batches of "
+            f"{self.batch_size}; give more images, a smaller --data.batch_size or fewer devices"
         )
 
-    def train_dataloader(self) -> DataLoader:
-        return self._loader("train")
-
-    def val_dataloader(self) -> DataLoader:
-        return self._loader("val")
-
-    def test_dataloader(self) -> DataLoader:
-        return self._loader("test")
+    def collate(self, data: Any) -> Any:
+        return None if isinstance(data, Plain) else already_batched
 
     def predict_dataloader(self) -> DataLoader:
-        return self._loader("predict")
+        return self.loader("predict")

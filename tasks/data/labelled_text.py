@@ -3,17 +3,14 @@
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-import lightning as L
 import numpy as np
-import torch
-from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
 
 from . import labelled
-from .samplers import EpochSampler
+from .module import DataModule
 from .snippets import Samples, batch
 from .splits import SPLITS, balanced
 from .tokens import Bytes, Subwords
@@ -21,7 +18,7 @@ from .tokens import Bytes, Subwords
 Source = Literal["stdlib", "files", "datasets"]
 
 
-class LabelledText(L.LightningDataModule):
+class LabelledText(DataModule):
     """Texts, or sequences of nucleotides or amino acids, to classify.
 
     A batch is ``((tokens, mask), {"class": labels})``: tokens int64 ``[B, L]``, padded to the
@@ -108,7 +105,6 @@ class LabelledText(L.LightningDataModule):
         self.train_samples, self.eval_samples = train_samples, eval_samples
         self.predict_path = None if predict_path is None else Path(predict_path)
         self._check()
-        self._data: dict[str, Samples] = {}
 
     def _check(self) -> None:
         for name, source in (("root", "files"), ("dataset", "datasets")):
@@ -227,47 +223,17 @@ class LabelledText(L.LightningDataModule):
         encoded = [self._encoded(*text) for text in kept]
         return Samples(encoded, [name for name, _ in kept], self.context)
 
-    def _loader(self, split: str) -> DataLoader:
-        if split not in self._data:
-            self.setup({"train": "fit", "val": "validate"}.get(split, split))
-        data = self._data[split]
-        processes, rank = (
-            (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
-        )
-        least = processes * self.batch_size if split == "train" else processes
-        if len(data) < least:
-            raise ValueError(
-                f"{len(data)} {split} samples are too few for {processes} processes with batches "
-                f"of {self.batch_size}; give more texts, a smaller --data.batch_size or fewer "
-                "devices"
-            )
-        if split == "train":
-            sampler = EpochSampler(data, num_replicas=processes, rank=rank, seed=self.seed)
-        else:
-            sampler = UnrepeatedDistributedSampler(data, processes, rank, shuffle=False)
-        return DataLoader(
-            data,
-            batch_size=self.batch_size,
-            sampler=sampler,
-            drop_last=split == "train",
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-            pin_memory=torch.cuda.is_available(),
-            collate_fn=batch,
-            generator=torch.Generator(),  # so that an iterator draws nothing from the global one
+    def too_few(self, data: Any, split: str, needed: int, processes: int) -> str:
+        return (
+            f"{len(data)} {split} samples are too few for {processes} processes with batches "
+            f"of {self.batch_size}; give more texts, a smaller --data.batch_size or fewer devices"
         )
 
-    def train_dataloader(self) -> DataLoader:
-        return self._loader("train")
-
-    def val_dataloader(self) -> DataLoader:
-        return self._loader("val")
-
-    def test_dataloader(self) -> DataLoader:
-        return self._loader("test")
+    def collate(self, data: Any) -> Any:
+        return batch
 
     def predict_dataloader(self) -> DataLoader:
-        return self._loader("predict")
+        return self.loader("predict")
 
 
 def _tell_empty(names: Sequence[str]) -> None:

@@ -1,26 +1,23 @@
 """Text for language models: Python's own, files, or sets of `datasets`, packed into rows."""
 
 import functools
-from collections.abc import Sized
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Any, Literal, get_args
 
-import lightning as L
 import torch
-from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from . import documents
-from .samplers import EpochSampler
+from .module import DataModule
 from .splits import SPLITS
 from .tokens import Bytes, Rows, Subwords
 
 Source = Literal["stdlib", "files", "datasets"]
 
 
-class Text(L.LightningDataModule):
+class Text(DataModule):
     """Documents of text, packed into rows of ``context`` tokens.
 
     A batch is a dict of int64: ``tokens``, ``targets``, ``segments`` and ``bytes`` ``[B, L]``,
@@ -96,7 +93,6 @@ class Text(L.LightningDataModule):
         self.train_tokens, self.eval_tokens = train_tokens, eval_tokens
         self.prompts = prompts
         self._check()
-        self._data: dict[str, Dataset | list] = {}
         self._warned = False
 
     def _check(self) -> None:
@@ -203,47 +199,16 @@ class Text(L.LightningDataModule):
         rows = [torch.cat((ends, torch.from_numpy(each.astype("int64")))) for each in encoded]
         return [{"prompt": p, "tokens": t} for p, t in zip(self.prompts, rows, strict=True)]
 
-    def _loader(self, split: str) -> DataLoader:
-        if split not in self._data:
-            self.setup({"train": "fit", "val": "validate"}.get(split, split))
-        data = self._data[split]
-        assert isinstance(data, Sized)
-        processes, rank = (
-            (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
-        )
-        least = processes * self.batch_size if split == "train" else processes
-        if len(data) < least:
-            have = f"{data.total} tokens, which" if isinstance(data, Rows) else "prompts, which"
-            raise ValueError(
-                f"the {split} text has {have} make {len(data)} rows of {self.context}, and "
-                f"{least} are needed for {processes} processes with batches of {self.batch_size}: "
-                "give more text, a smaller --data.batch_size or --data.context, or fewer devices"
-            )
-        if split == "train":
-            sampler = EpochSampler(
-                cast("Dataset", data), num_replicas=processes, rank=rank, seed=self.seed
-            )
-        else:
-            sampler = UnrepeatedDistributedSampler(data, processes, rank, shuffle=False)
-        return DataLoader(
-            cast("Dataset", data),
-            batch_size=1 if split == "predict" else self.batch_size,  # prompts have any lengths
-            sampler=sampler,
-            drop_last=split == "train",
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-            pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # so that an iterator draws nothing from the global one
+    def too_few(self, data: Any, split: str, needed: int, processes: int) -> str:
+        have = f"{data.total} tokens, which" if isinstance(data, Rows) else "prompts, which"
+        return (
+            f"the {split} text has {have} make {len(data)} rows of {self.context}, and "
+            f"{needed} are needed for {processes} processes with batches of {self.batch_size}: "
+            "give more text, a smaller --data.batch_size or --data.context, or fewer devices"
         )
 
-    def train_dataloader(self) -> DataLoader:
-        return self._loader("train")
-
-    def val_dataloader(self) -> DataLoader:
-        return self._loader("val")
-
-    def test_dataloader(self) -> DataLoader:
-        return self._loader("test")
+    def size_of_batches(self, split: str) -> int:
+        return 1 if split == "predict" else self.batch_size  # prompts have any lengths
 
     def predict_dataloader(self) -> DataLoader:
-        return self._loader("predict")
+        return self.loader("predict")

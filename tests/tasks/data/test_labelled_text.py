@@ -42,7 +42,7 @@ def flat(parts: Iterable[list]) -> list:
 def seen(data: LabelledText, split: str) -> list[tuple[bytes, int]]:
     """Every sample that the loader gives, without its padding."""
     out = []
-    for (tokens, mask), labels in data._loader(split):
+    for (tokens, mask), labels in data.loader(split):
         assert mask.any(-1).all() and mask.shape[1] == mask.sum(-1).max()
         assert tokens[~mask].eq(0).all() and tokens.dtype == torch.int64
         rows = [bytes(row[real].tolist()) for row, real in zip(tokens, mask, strict=True)]
@@ -144,7 +144,7 @@ def test_padding_is_to_the_longest_of_the_batch() -> None:
 @pytest.mark.parametrize("processes", [2, 3])
 def test_processes_share_what_one_sees(make: Any, as_rank: Any, processes: int) -> None:
     def batches(data: LabelledText, split: str, epoch: int) -> list:
-        loader = data._loader(split)
+        loader = data.loader(split)
         if split == "train":
             loader.sampler.set_epoch(epoch)  # type: ignore[union-attr]
         return [

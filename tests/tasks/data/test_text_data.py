@@ -95,7 +95,7 @@ def test_no_target_is_of_another_document(make: Callable[..., Text]) -> None:
     data.setup()
     seen = 0
     for split in ("train", "val", "test"):
-        for batch in data._loader(split):
+        for batch in data.loader(split):
             inside = (batch["tokens"] != END) & (batch["targets"] >= 0) & (batch["targets"] != END)
             assert torch.equal(batch["tokens"][inside], batch["targets"][inside])
             for tokens, segments in zip(batch["tokens"], batch["segments"], strict=True):
@@ -113,7 +113,7 @@ def test_every_byte_is_a_target_once_in_evaluation(
         found: list[int] = []
         for rank in range(3):
             data = as_rank(make(batch_size=2), rank, 3)
-            for batch in data._loader(split):
+            for batch in data.loader(split):
                 targets = batch["targets"]
                 found += targets[(targets >= 0) & (targets != END)].tolist()
         names = {chr(letter) for letter in found}

@@ -67,7 +67,7 @@ def test_bytes_of_words_are_those_up_to_their_ends(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(text * 50)
     path = str(tmp_path / "words.json")
     data = Text("files", tmp_path / "text.txt", tokenizer=path, context=8, batch_size=1)
-    batches = [batch for split in ("val", "test") for batch in data._loader(split)]
+    batches = [batch for split in ("val", "test") for batch in data.loader(split)]
     counted = sum(int(batch["bytes"].sum()) for batch in batches)
     data.setup("fit")
     held: Any = data._data["train"]
