@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import matplotlib
 import torch
 from compare_encodings import train
-from matplotlib import pyplot
+from matplotlib import colormaps, pyplot
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -288,6 +288,7 @@ def picture(path: Path, found: Curves, trained: int) -> None:
     )
     contexts = _contexts(found)
     for panel, title in zip(panels[0], ["as trained", *names], strict=True):
+        panel.set_prop_cycle(color=colormaps["tab20"](range(20)))
         for (name, way), curve in found.items():
             label = (name if not way else "") if title == "as trained" else (way or "as trained")
             if not label or title not in ("as trained", name):
@@ -299,7 +300,7 @@ def picture(path: Path, found: Curves, trained: int) -> None:
         panel.set(xscale="log", xlabel="context, tokens", title=title)
         panel.set_xticks(contexts, [str(context) for context in contexts])
         panel.minorticks_off()
-        panel.legend(fontsize=7)
+        panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
     panels[0][0].set_ylabel("bits per byte of the same bytes")
     figure.tight_layout()
     figure.savefig(path, dpi=100)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "timm.md").read_text(encoding="utf-8")
 SEQUENCES = (ROOT / "docs" / "sequences.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -66,7 +67,8 @@ def test_the_example_of_sequences_writes_what_its_command_reads(
 
 
 def test_links_of_the_pages_lead_somewhere() -> None:
-    for text, folder in ((README, ROOT), (GUIDE, ROOT / "docs")):
+    pages = [(page, ROOT / "docs") for page in (GUIDE, SEQUENCES, TEXT)]
+    for text, folder in [(README, ROOT), *pages]:
         links = re.findall(r"\]\(([^)#:]+)\)", text)
         assert links
         assert not [link for link in links if not (folder / link).exists()]
@@ -103,7 +105,7 @@ def test_every_encoding_has_its_row() -> None:
 
 FITS = [
     shlex.split(line, comments=True)[1:]
-    for block in blocks("bash", README + GUIDE + SEQUENCES)
+    for block in blocks("bash", README + GUIDE + SEQUENCES + TEXT)
     for line in block.splitlines()
     if line.startswith("mmpos fit --config") and "--print_config" not in line
 ]
