@@ -56,8 +56,13 @@ def run(command: str, files: list[str], others: list[str]) -> None:
         mistake = errors.data(error) if first_batch.reached else errors.early(error, given)
         if mistake is None or mistake is error:
             raise
-        if weights and not architecture and "argument: 'transformer'" in str(mistake):
-            reason = f"{mistake}, since {weights.value} is missing or records no settings"
+        if not path and not architecture and "argument: 'transformer'" in str(mistake):
+            reason = (
+                f"{mistake}, since {weights.value} is missing or records no settings"
+                if weights
+                else "no transformer: give --model.weights FILE, to go on from the one of a "
+                "checkpoint, or --model.transformer mmpos.models.Transformer"
+            )
             mistake = CommandError(reason, 2)
         raise mistake from error
 

@@ -97,7 +97,8 @@ def test_a_query_is_called_reflexive_only_where_it_sees_itself(order, queries, k
         others = dict(zip(others, own.values(), strict=True))
     elif not same:
         others = {name: value + 1 for name, value in others.items()}
-    for named in ({}, {**own, **others}):
+    segmented = {name: value for name, value in {**own, **others}.items() if "segments" in name}
+    for named in ({}, segmented, {**own, **others}):
         visibility = Visibility(queries, keys, **order, **named)
         whole, blind = visibility.visible()
         if visibility.reflexive and whole is not None:

@@ -82,3 +82,28 @@ def test_an_extension_without_rope_is_one_line(
     errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert len(errors) == 1
     assert "YaRN changes the frequencies of RoPE, and the transformer has none" in errors[0]
+
+
+def test_rope_left_off_is_off_in_the_settings_of_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """So that one is tested and gone on from as what it is, without naming the callback."""
+    monkeypatch.chdir(tmp_path)
+    drop = ["--trainer.callbacks+=tasks.lengths.DropRotary", "--trainer.callbacks.at=0.5"]
+    assert cli.main(["fit", "--config", "text", *FEW, *drop, "--trainer.max_epochs=1"]) == 0
+    last = tmp_path / "runs" / "text" / "version_0" / "checkpoints" / "last.ckpt"
+    settings = torch.load(last, weights_only=True)["hyper_parameters"]["transformer"]["init_args"]
+    assert settings["rotary"] is None
+    assert LanguageModel.load_from_checkpoint(last).network.transformer.rotary is None
+    assert cli.main(["test", "--ckpt_path", str(last), *FEW[2:]]) == 0
+    with_rope = ["--config", "extend_context", "--model.weights", str(last)]
+    assert cli.main(["test", *with_rope, *FEW]) == 1
+    assert "changes the frequencies of RoPE" in capsys.readouterr().err
+
+
+def test_going_on_from_no_weights_says_what_to_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["fit", "--config", "extend_context", *FEW]) == 2
+    assert "no transformer: give --model.weights FILE" in capsys.readouterr().err
