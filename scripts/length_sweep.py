@@ -10,7 +10,7 @@ has RoPE, with its frequencies changed for each context (``2 ×`` is twice the f
 longest alone (``fixed``). A learned table is resized. No weight changes.
 
 ``--train`` runs ``mmpos fit --config text`` for each encoding and seed in a process of its own;
-options that the script does not know are passed on to it. Writes ``lengths.csv`` with a row for
+options that the script does not know, as ``--name=value``, are passed on to it. Writes ``lengths.csv`` with a row for
 each model, way and context, ``lengths.png``, and prints tables: bits per byte, mean of the seeds,
 lowest and highest in parentheses.
 """
@@ -347,7 +347,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options and not chosen.train:
         parser.error(f"unrecognized arguments: {' '.join(options)}")
     if chosen.train == bool(chosen.checkpoints):
-        parser.error("name checkpoints, or give --train")
+        parser.error(
+            "name checkpoints, or give --train, with options for the command as --name=value"
+        )
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     paths = chosen.checkpoints
     if chosen.train:

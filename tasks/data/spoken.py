@@ -75,7 +75,7 @@ def draw_digits(draw: np.random.Generator, count: int) -> np.ndarray:
     two of the others; gaps, order and others are uniform and independent.
     """
     others = draw.integers(CANDIDATES, 10, count - CANDIDATES)
-    gaps = np.sort(draw.choice(len(others) - 1, CANDIDATES, replace=False)) + 1
+    gaps = 1 + draw.choice(len(others) - 1, CANDIDATES, replace=False)
     return np.insert(others, gaps, draw.permutation(CANDIDATES))
 
 
