@@ -10,9 +10,9 @@ has RoPE, with its frequencies changed for each context (``2 ×`` is twice the f
 longest alone (``fixed``). A learned table is resized. No weight changes.
 
 ``--train`` runs ``mmpos fit --config text`` for each encoding and seed in a process of its own;
-options that the script does not know, as ``--name=value``, are passed on to it. Writes ``lengths.csv`` with a row for
-each model, way and context, ``lengths.png``, and prints tables: bits per byte, mean of the seeds,
-lowest and highest in parentheses.
+options that the script does not know, as ``--name=value``, are passed on to it. Writes
+``lengths.csv`` with a row for each model, way and context, ``lengths.png``, and prints tables: bits
+per byte, mean of the seeds, lowest and highest in parentheses.
 """
 
 from __future__ import annotations
