@@ -77,15 +77,15 @@ class Espeak:
     def __init__(self) -> None:
         import espeakng_loader  # pyright: ignore[reportMissingImports]
 
-        self.library = ctypes.CDLL(espeakng_loader.get_library_path())
+        self.espeak = ctypes.CDLL(espeakng_loader.get_library_path())
         data = espeakng_loader.get_data_path().encode()
-        self.rate = self.library.espeak_Initialize(self.WAVES, 0, data, 0)
+        self.rate = self.espeak.espeak_Initialize(self.WAVES, 0, data, 0)
         self.said: list[np.ndarray] = []
         kind = ctypes.CFUNCTYPE(
             ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p
         )
         self.callback = kind(self._hear)  # kept, as the library keeps no reference
-        self.library.espeak_SetSynthCallback(self.callback)
+        self.espeak.espeak_SetSynthCallback(self.callback)
 
     def _hear(self, samples, count: int, events) -> int:
         if count:
@@ -94,15 +94,15 @@ class Espeak:
 
     def say(self, word: str, voice: str, pitch: int, speed: int) -> torch.Tensor:
         """``pitch`` is 0 … 100, ``speed`` in words a minute."""
-        if self.library.espeak_SetVoiceByName(voice.encode()):
+        if self.espeak.espeak_SetVoiceByName(voice.encode()):
             raise ValueError(f"eSpeak NG has no voice {voice}")
-        self.library.espeak_SetParameter(self.RATE, speed, 0)
-        self.library.espeak_SetParameter(self.PITCH, pitch, 0)
-        self.library.espeak_ng_SetRandSeed(ctypes.c_long(1))  # else it is the clock
+        self.espeak.espeak_SetParameter(self.RATE, speed, 0)
+        self.espeak.espeak_SetParameter(self.PITCH, pitch, 0)
+        self.espeak.espeak_ng_SetRandSeed(ctypes.c_long(1))  # else it is the clock
         self.said.clear()
         text = word.encode() + b"\0"
-        self.library.espeak_Synth(text, len(text), 0, 1, 0, self.UTF8, None, None)
-        self.library.espeak_Synchronize()
+        self.espeak.espeak_Synth(text, len(text), 0, 1, 0, self.UTF8, None, None)
+        self.espeak.espeak_Synchronize()
         return torch.from_numpy(np.concatenate(self.said)).float() / 2**15
 
 
