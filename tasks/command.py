@@ -60,8 +60,7 @@ def run(command: str, files: list[str], others: list[str]) -> None:
             reason = (
                 f"{mistake}, since {weights.value} is missing or records no settings"
                 if weights
-                else "no transformer: give --model.weights FILE, to go on from the one of a "
-                "checkpoint, or --model.transformer mmpos.models.Transformer"
+                else f"{mistake}: give one, or --model.weights FILE to go on from a checkpoint's"
             )
             mistake = CommandError(reason, 2)
         raise mistake from error

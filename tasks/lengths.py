@@ -160,7 +160,10 @@ class DropRotary(Callback):
                     raise ValueError("DropRotary is for RoPE without parameters of its own")
                 settings = _settings(pl_module).get("rotary")
                 self._kept.append((part, part.rotary, part.rotary_of, settings))
-        if stage == "fit" and not self._kept and not self.dropped and not trainer.ckpt_path:
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raise for a model without RoPE, unless it is resumed after RoPE was left off."""
+        if not self._kept and not self.dropped:
             raise ValueError(
                 "DropRotary has nothing to leave off: the model has no rotary encoding"
             )
@@ -214,9 +217,10 @@ def warn_of_bases(module: nn.Module, length: int) -> None:
         spectrum = part.frequencies(torch.float64, torch.device("cpu"), length)
         base, least = base_of(spectrum.flatten().tolist()), base_bound(length)
         if base < least:
+            own = part._bases()[0]
             as_if = "" if part.extension is None else f", extended as if {base:.3g}"
             rank_zero_warn(
-                f"RoPE with base {part.base:g}{as_if}: contexts of {length} tokens are known to "
+                f"RoPE with base {own:g}{as_if}: contexts of {length} tokens are known to "
                 f"need {least:.2g} or more, below which far tokens are not found "
                 "(arXiv:2405.14591); give a larger base, or extend more"
             )

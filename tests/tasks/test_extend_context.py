@@ -106,4 +106,4 @@ def test_going_on_from_no_weights_says_what_to_give(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["fit", "--config", "extend_context", *FEW]) == 2
-    assert "no transformer: give --model.weights FILE" in capsys.readouterr().err
+    assert "give one, or --model.weights FILE" in capsys.readouterr().err

@@ -200,6 +200,11 @@ def test_rope_is_left_off_late_and_checkpoints_know(tmp_path):
         again, batches(4), ckpt_path=str(tmp_path / "step=8.ckpt")
     )
     assert again.network.transformer.rotary is None
+    bare = make(partial(ENCODER, rotary=None))  # as the command makes it of such a checkpoint
+    trainer(tmp_path, DropRotary(at=0.75), max_epochs=3).fit(
+        bare, batches(4), ckpt_path=str(tmp_path / "step=8.ckpt")
+    )
+    torch.testing.assert_close(dict(bare.state_dict()), dict(again.state_dict()))
 
 
 @pytest.mark.filterwarnings("ignore:.*no `val_dataloader`")
@@ -220,6 +225,8 @@ def test_a_base_below_the_known_bound_is_warned_of():
     plain = nn.ModuleList([mmpos.RotaryEncoding(128, base=1e4)])
     with pytest.warns(UserWarning, match="base 10000: contexts of 4096 tokens .* need 3.2e"):
         warn_of_bases(plain, 4096)
+    with pytest.warns(UserWarning, match="RoPE with base 100"):
+        warn_of_bases(mmpos.RotaryEncoding(128, base=[100.0]), 4096)
     extended = YaRN(factor=1.5, original_length=2048)
     with pytest.warns(UserWarning, match=r"10000, extended as if 1\.51e\+04: contexts of 4096"):
         warn_of_bases(mmpos.RotaryEncoding(128, extension=extended), 4096)
