@@ -74,12 +74,14 @@ class Task(L.LightningModule):
         self._resting: list[nn.Module] = []
 
     def setup(self, stage: str) -> None:
-        """Load the starting weights, once, unless a checkpoint is about to replace them; freeze.
+        """Load the starting weights, once; freeze.
 
-        This comes before DistributedDataParallel takes the parameters whose gradients it shares.
-        Lightning's `BackboneFinetuning` thaws others later, which then differ between processes.
+        A checkpoint that the trainer is given replaces them after this, and a task of
+        `load_from_checkpoint` has its own. This comes before DistributedDataParallel takes the
+        parameters whose gradients it shares. Lightning's `BackboneFinetuning` thaws others later,
+        which then differ between processes.
         """
-        if self._start is not None and self.trainer.ckpt_path is None:
+        if self._start is not None:
             rank_zero_info(load_weights(self.network, self._start, self.leave_out))
         self._start = None
         if stage == "fit":
@@ -140,12 +142,15 @@ class Task(L.LightningModule):
     def configure_callbacks(self) -> list[Callback]:
         if self.ema is None or self.trainer.state.fn != TrainerFn.FITTING:
             return []
-        return [WeightAveraging(use_buffers=False, multi_avg_fn=partial(_averaged, self.ema))]
+        return [_Averages(use_buffers=False, multi_avg_fn=partial(_averaged, self.ema))]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Let a resumed run decay weights and rates and freeze as it is told to now, not as it was
         then, and take the optimizer's moments to the grid of this model, as its tables will be.
+
+        The starting weights are not loaded over those of a checkpoint.
         """
+        self._start = None
         for state in checkpoint.get("optimizer_states", []):
             regroup(state, parameter_groups(self, self.weight_decay, self.layer_decay))
             resize_moments(self, state, checkpoint["state_dict"])
@@ -153,6 +158,37 @@ class Task(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Record the version of mmpos that wrote the checkpoint."""
         checkpoint["mmpos_version"] = __version__
+
+
+class _Averages(WeightAveraging):
+    """Swaps weights and their averages in training alone.
+
+    It stays with the trainer after a fit, which is then to measure what it is told to: Lightning's
+    would load a checkpoint's averages and lay the weights of its last step over them, or swap them
+    with the averages that the fit ended with.
+    """
+
+    @property
+    def state_key(self) -> str:
+        """That of Lightning's, whose checkpoints are read."""
+        return WeightAveraging.__qualname__
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Load the averages, and the weights that go on being trained."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            super().on_load_checkpoint(trainer, pl_module, checkpoint)
+
+    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Validate the averages."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            super().on_validation_epoch_start(trainer, pl_module)
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Go on with the weights."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            super().on_validation_epoch_end(trainer, pl_module)
 
 
 @torch.no_grad()

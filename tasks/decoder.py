@@ -48,9 +48,29 @@ def drawn(
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     if top_k is not None and top_k < logits.shape[-1]:
-        least = logits.topk(top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -math.inf)
-    return (logits / temperature).softmax(-1).multinomial(1, generator=generator)
+        best = logits.topk(top_k)
+        logits = torch.full_like(logits, -math.inf).scatter(-1, best.indices, best.values)
+    least = torch.finfo(logits.dtype).tiny  # 1 / least is finite
+    behind = logits - logits.amax(-1, keepdim=True)
+    return (behind / max(temperature, least)).softmax(-1).multinomial(1, generator=generator)
+
+
+def check_known(name: str, ids: Tensor, vocabulary: int) -> None:
+    """Raises ValueError for what is no token of a vocabulary."""
+    low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, 0)
+    if low < 0 or high >= vocabulary:
+        raise ValueError(
+            f"the data has a {name} {low if low < 0 else high}, the model has {vocabulary} tokens, "
+            "from 0 on: give the model the vocabulary of the data"
+        )
+
+
+def check_prompt(prompt: Tensor) -> None:
+    """Raises ValueError for a prompt that is no rows of tokens."""
+    if prompt.ndim != 2 or not prompt.numel():
+        raise ValueError(f"a prompt is [batch, length] tokens, got {tuple(prompt.shape)}")
+    if prompt.is_floating_point() or prompt.is_complex() or prompt.dtype == torch.bool:
+        raise ValueError(f"a prompt is [batch, length] whole numbers of tokens, got {prompt.dtype}")
 
 
 def check_sampling(count: int, temperature: float, top_k: int | None) -> None:
@@ -69,14 +89,24 @@ def causal(
 ) -> Transformer:
     """The transformer of a context, its RoPE extended.
 
-    Raises: TypeError without one; ValueError for one that a language model cannot have.
+    Raises: TypeError without one, or for what does not make one; ValueError for one that a language
+    model cannot have.
     """
     if transformer is None:
         raise TypeError(
             "LanguageModel is missing 1 required positional argument: 'transformer' (a checkpoint "
             "does not hold one that was made in Python)"
         )
+    if isinstance(transformer, nn.Module):
+        raise TypeError(
+            f"transformer makes a network from (context,), got a {type(transformer).__name__} that "
+            "is made: give its class or a function, such as partial(Transformer, causal=True)"
+        )
     made = transformer((context,))
+    if not isinstance(made, Transformer):
+        raise TypeError(
+            f"transformer makes a {type(made).__name__}, expected a mmpos.models.Transformer"
+        )
     if not made.causal:
         raise ValueError(
             "a language model needs a causal transformer, else tokens see their own targets: "
@@ -87,12 +117,17 @@ def causal(
             "a language model has no class and register tokens, which belong to no document, "
             f"got {made.prefix_tokens}: leave them out"
         )
-    turning = [part for part in made.modules() if isinstance(part, RotaryEncoding)]
-    if extension is not None and not turning:
+    if extension is not None and not extend(made, extension):
         raise ValueError(
             f"{type(extension).__name__} changes the frequencies of RoPE, and the transformer has "
             "none: leave model.extension out"
         )
-    for part in turning if extension is not None else []:
-        part.extend(extension)
     return made
+
+
+def extend(module: nn.Module, extension: Extension) -> int:
+    """Gives all rotary encodings an extension; returns how many there are."""
+    turning = [part for part in module.modules() if isinstance(part, RotaryEncoding)]
+    for part in turning:
+        part.extend(extension)
+    return len(turning)

@@ -41,7 +41,8 @@ class _Longer(Callback, ABC):
                 f"{type(self).__name__} needs a tasks.Task, got {type(pl_module).__name__}"
             )
         warn_of_bases(pl_module, self.length)
-        pl_module.batch_changes.append(self._change)
+        if self._change not in pl_module.batch_changes:  # as after a run that an error ended
+            pl_module.batch_changes.append(self._change)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the task as it was."""
@@ -82,6 +83,9 @@ class SkipPositions(_Longer):
     the end of the one before, so that all of ``length`` is met: the context then costs no more
     memory than the rows. Documents of a row are read at the same chunks, each from its start.
 
+    The first chunk skips nothing, each other one ``u[i]`` positions in all, uniform over ``u[i - 1]
+    … length - context``: of many chunks the later ones lie close together at the end.
+
     Source: PoSE (arXiv:2309.10400, sec. 3.2), positions only: the text of a row stays in one piece.
 
     Args:
@@ -102,11 +106,12 @@ class SkipPositions(_Longer):
         if context < self.chunks:
             raise ValueError(f"rows of {context} tokens cannot be cut into {self.chunks} chunks")
         inner = torch.rand(rows, context - 1, device=device).argsort(-1)[:, : self.chunks - 1] + 1
-        gaps = torch.randint(self.length - context + 1, (rows, self.chunks), device=device)
-        gaps[:, 0] = 0
-        skipped = gaps.sort(-1).values.diff(dim=-1)
+        left = torch.full((rows, 1), self.length - context, device=device)
         jumps = torch.zeros(rows, context, dtype=torch.long, device=device)
-        jumps.scatter_(-1, inner.sort(-1).values, skipped)
+        for begin in inner.sort(-1).values.split(1, dim=-1):
+            gap = (torch.rand(rows, 1, device=device) * (left + 1)).long().minimum(left)
+            jumps.scatter_(-1, begin, gap)
+            left = left - gap
         return torch.arange(context, device=device) + jumps.cumsum(-1)
 
 
@@ -148,18 +153,20 @@ class DropRotary(Callback):
             raise ValueError(f"at is a fraction of all steps between 0 and 1, got {at}")
         self.at = at
         self.dropped = False
-        self._kept: list[tuple[Transformer, nn.Module | None, list[int | None], Any]] = []
+        self._kept: list[tuple[Transformer, nn.Module | None, list[int | None]]] = []
+        self._recorded: dict[str, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find what to leave off."""
-        if self._kept:
+        if self._kept and self._kept[0][0] in set(pl_module.modules()):
             return
+        self._kept, self.dropped = [], False
         for part in pl_module.modules():
             if isinstance(part, Transformer) and part.rotary is not None:
                 if stage == "fit" and any(True for _ in part.rotary.parameters()):
                     raise ValueError("DropRotary is for RoPE without parameters of its own")
-                settings = _settings(pl_module).get("rotary")
-                self._kept.append((part, part.rotary, part.rotary_of, settings))
+                self._kept.append((part, part.rotary, part.rotary_of))
+        self._recorded = {"extension": pl_module.hparams.get("extension"), **_settings(pl_module)}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise for a model without RoPE, unless it is resumed after RoPE was left off."""
@@ -195,12 +202,15 @@ class DropRotary(Callback):
 
     def _set(self, module: LightningModule, dropped: bool) -> None:
         self.dropped = dropped
-        for transformer, rotary, layers, settings in self._kept:
-            nowhere: list[int | None] = [None] * len(layers)
+        for transformer, rotary, rotary_of in self._kept:
+            nowhere: list[int | None] = [None] * len(rotary_of)
             transformer.rotary = None if dropped else rotary
-            transformer.rotary_of = nowhere if dropped else layers
-            if recorded := _settings(module):
-                recorded["rotary"] = None if dropped else settings
+            transformer.rotary_of = nowhere if dropped else rotary_of
+        layers = [name for name in self._recorded.get("per_layer") or () if name != "rotary"]
+        own = {"rotary": None, "per_layer": layers, "extension": None}
+        now = self._recorded | own if dropped else self._recorded
+        for settings, names in ((_settings(module), own), (module.hparams, ["extension"])):
+            settings.update({name: now[name] for name in names if name in settings})
 
 
 def _settings(module: LightningModule) -> dict[str, Any]:
@@ -210,18 +220,36 @@ def _settings(module: LightningModule) -> dict[str, Any]:
 
 
 def warn_of_bases(module: nn.Module, length: int) -> None:
-    """Warn where the spectrum of a rotary encoding is known not to reach so far (`base_bound`)."""
+    """Warn where the spectrum of a rotary encoding is known not to reach as far as it is used in
+    ``length`` tokens (`base_bound`): where all its layers have a window, over the largest.
+    """
+    reaches = _reaches(module, length)
     for part in module.modules():
         if not isinstance(part, RotaryEncoding) or axis_count(part.axes) != 1 or part.pairs[0] < 2:
             continue
+        reach = reaches.get(part, length)
         spectrum = part.frequencies(torch.float64, torch.device("cpu"), length)
-        base, least = base_of(spectrum.flatten().tolist()), base_bound(length)
+        base, least = base_of(spectrum.flatten().tolist()), base_bound(reach)
         if base < least:
             own = part._bases()[0]
             as_if = "" if part.extension is None else f", extended as if {base:.3g}"
             rank_zero_warn(
-                f"RoPE with base {own:g}{as_if}: contexts of {length} tokens are known to "
+                f"RoPE with base {own:g}{as_if}: contexts of {reach} tokens are known to "
                 f"need {least:.2g} or more, below which far tokens are not found "
                 "(arXiv:2405.14591); give a larger base, or extend more"
             )
             return
+
+
+def _reaches(module: nn.Module, length: int) -> dict[nn.Module, int]:
+    """How far tokens see with each rotary encoding of the transformers in ``module``."""
+    found: dict[nn.Module, int] = {}
+    for part in module.modules():
+        if not isinstance(part, Transformer) or part.rotary is None:
+            continue
+        own = list(part.rotary) if isinstance(part.rotary, nn.ModuleList) else [part.rotary]
+        for index, window in zip(part.rotary_of, part.windows, strict=True):
+            if index is not None:
+                reach = length if window is None else min(window, length)
+                found[own[index]] = max(reach, found.get(own[index], 0))
+    return found

@@ -73,7 +73,8 @@ class Recurrent(Transformer):
     """The layers of a `Transformer` with a recurrent mixer in place of attention.
 
     Order is in how it goes along the tokens, so it takes no encoding. Each document of a packed row
-    is mixed by itself.
+    is mixed by itself: a run of tokens of the same segment, so that a segment which comes back
+    after another is a new document (attention would see both of its parts).
 
     Args:
         axes: one, or its length.

@@ -96,7 +96,8 @@ class ImageSizes(_Schedule):
                 raise ValueError(f"size {size} is not a multiple of the patch {tuple(patch)}")
         self._check(pl_module, [(h // patch[0], w // patch[1]) for h, w in self.sizes])
         self._trainer = trainer
-        pl_module.batch_changes.append(self._resize)
+        if self._resize not in pl_module.batch_changes:  # as after a run that an error ended
+            pl_module.batch_changes.append(self._resize)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the task as it was."""

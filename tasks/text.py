@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 
+from mmpos import build
 from mmpos.attention import KVCache
 from mmpos.frequencies import Extension
 from mmpos.models import Transformer
 from mmpos.positions import sequence
 from mmpos.rotary import RotaryEncoding
 from tasks.base import Task
-from tasks.decoder import Decoder, causal, check_sampling, drawn
+from tasks.decoder import Decoder, causal, check_known, check_prompt, check_sampling, drawn, extend
 from tasks.lengths import warn_of_bases
 from tasks.metrics import ExactMatch, Perplexity, Ratio
 
@@ -47,7 +48,9 @@ class LanguageModel(Task):
     their text, which compares models of any tokens. Where rows are examples with a ``length``, also
     ``exact_match``, the part of them whose targets are all the likeliest tokens (`ExactMatch`), and
     ``exact_match_<n>`` of those of each length n. All are exact over rows with any number of
-    targets, and over all processes.
+    targets, and over all processes. The loss of a step is the mean over the targets of its batch:
+    with the trainer's ``accumulate_grad_batches`` over those of each batch, where batches of
+    examples with other numbers of targets then weigh the same.
 
     Args:
         vocabulary: the number of tokens.
@@ -55,15 +58,15 @@ class LanguageModel(Task):
         transformer: makes the transformer from ``(context,)``, such as the class `Transformer`
             with ``causal=True``.
         extension: what all rotary encodings of the transformer take in place of their own, to go on
-            from trained weights at a longer context.
+            from trained weights at a longer context; a checkpoint has it.
         tied: whether the logits are products with the embedding of the tokens; else with a matrix
             of their own.
         count, temperature, top_k: how ``predict`` goes on with prompts: see `generate`.
         lr, weight_decay, warmup, weights, leave_out, ema, layer_decay, freeze: see `Task`.
 
-    Raises: TypeError without a transformer; ValueError for one that is not causal or has class or
-    register tokens, a vocabulary or context below 1, an extension without RoPE, and options that
-    `generate` refuses.
+    Raises: TypeError without what makes a transformer; ValueError for one that is not causal or has
+    class or register tokens, a vocabulary or context that cannot be, an extension without RoPE, and
+    options that `generate` refuses.
     """
 
     network: Decoder
@@ -107,8 +110,10 @@ class LanguageModel(Task):
             raise ValueError(
                 f"vocabulary and context are 1 or more, got {vocabulary} and {context}"
             )
+        if context > 2**53:
+            raise ValueError(f"context is at most 2**53, to count positions by, got {context}")
         check_sampling(count, temperature, top_k)
-        self.vocabulary, self.context = vocabulary, context
+        self.vocabulary, self.context, self.extension = vocabulary, context, extension
         self.sampling = {"count": count, "temperature": temperature, "top_k": top_k}
         self.network = Decoder(  # type: ignore[assignment]
             vocabulary, causal(transformer, context, extension), tied
@@ -127,6 +132,21 @@ class LanguageModel(Task):
         )
         self.exact_match = ExactMatch()
         self._told = False
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """As every task; record an extension that was given beside a transformer from Python."""
+        super().on_save_checkpoint(checkpoint)
+        turning = any(isinstance(part, RotaryEncoding) for part in self.modules())
+        if self.extension is not None and turning and "extension" not in self.hparams:
+            checkpoint["mmpos_extension"] = self.extension.spec()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """As every task; take the extension recorded there, unless one is given here."""
+        super().on_load_checkpoint(checkpoint)
+        recorded = checkpoint.get("mmpos_extension")
+        if recorded is not None and self.extension is None:
+            self.extension = build(recorded)
+            extend(self.network, self.extension)
 
     def forward(
         self,
@@ -219,14 +239,8 @@ class LanguageModel(Task):
         """In each batch on the CPU, elsewhere in the first alone, since looking costs a wait."""
         if batch_idx and self.device.type != "cpu":
             return
-        for name, ids in (("token", tokens), ("target", targets[targets != -100])):
-            low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, 0)
-            if low < 0 or high >= self.vocabulary:
-                raise ValueError(
-                    f"the data has a {name} {low if low < 0 else high}, the model has "
-                    f"{self.vocabulary} tokens, from 0 on: give the model the vocabulary of the "
-                    "data"
-                )
+        check_known("token", tokens, self.vocabulary)
+        check_known("target", targets[targets != -100], self.vocabulary)
 
     @torch.no_grad()
     def generate(
@@ -255,8 +269,7 @@ class LanguageModel(Task):
             temperature, or a ``top_k`` below 1.
         """
         check_sampling(count, temperature, top_k)
-        if prompt.ndim != 2 or not prompt.numel():
-            raise ValueError(f"a prompt is [batch, length] tokens, got {tuple(prompt.shape)}")
+        check_prompt(prompt)
         self._check(prompt, prompt[:, :0], 0)
         length = prompt.shape[-1]
         if length + count > self.context and not self._told:

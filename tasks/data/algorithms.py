@@ -7,7 +7,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from .exercises import MARKS, TaskName, drawn, size
 from .module import DataModule
@@ -52,6 +52,9 @@ class Algorithms(DataModule):
     of test (of each of ``test_lengths``) are the same whatever the seed, and each is seen exactly
     once on any number of processes. The three are drawn independently: a test example of a length
     beyond ``length`` is never one of training, while a short one may be, since there are few.
+
+    Rows of a batch have other numbers of targets than those of another: with the trainer's
+    ``accumulate_grad_batches`` batches weigh the same, not targets (see `LanguageModel`).
 
     Args:
         task: which of the five.
@@ -150,6 +153,13 @@ class Algorithms(DataModule):
             f"{name} {getattr(self, name)} makes {len(data)} {split} examples, and {needed} are "
             f"needed for {processes} processes with batches of {self.batch_size}: raise "
             f"--data.{name}"
+        )
+
+    def predict_dataloader(self) -> DataLoader:
+        """Raise ValueError: what is asked is known, and `test` tells how much is right."""
+        raise ValueError(
+            "tasks.data.Algorithms has nothing to predict: its examples have answers, which "
+            "mmpos test --ckpt_path FILE compares"
         )
 
     def collate(self, data: Any) -> Any:

@@ -10,15 +10,14 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
 
 from . import labelled
-from .module import DataModule
 from .snippets import Samples, batch
 from .splits import SPLITS, balanced
-from .tokens import Bytes, Subwords
+from .tokens import Tokens
 
 Source = Literal["stdlib", "files", "datasets"]
 
 
-class LabelledText(DataModule):
+class LabelledText(Tokens):
     """Texts, or sequences of nucleotides or amino acids, to classify.
 
     A batch is ``((tokens, mask), {"class": labels})``: tokens int64 ``[B, L]``, padded to the
@@ -123,11 +122,6 @@ class LabelledText(DataModule):
         for name, bound in least.items():
             if (value := getattr(self, name)) is not None and value < bound:
                 raise ValueError(f"{name} is {value}; expected at least {bound}")
-
-    @functools.cached_property
-    def tokens(self) -> Bytes | Subwords:
-        """What makes tokens of text."""
-        return Bytes() if self.tokenizer is None else Subwords(self.tokenizer)
 
     @property
     def vocabulary(self) -> int:

@@ -1,6 +1,5 @@
 """Text for language models: Python's own, files, or sets of `datasets`, packed into rows."""
 
-import functools
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -10,14 +9,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from . import documents
-from .module import DataModule
 from .splits import SPLITS
-from .tokens import Bytes, Rows, Subwords
+from .tokens import Rows, Tokens
 
 Source = Literal["stdlib", "files", "datasets"]
 
 
-class Text(DataModule):
+class Text(Tokens):
     """Documents of text, packed into rows of ``context`` tokens.
 
     A batch is a dict of int64: ``tokens``, ``targets``, ``segments`` and ``bytes`` ``[B, L]``,
@@ -52,9 +50,11 @@ class Text(DataModule):
         context: tokens of a row.
         batch_size: rows of a batch in each process.
         num_workers: loader processes in each process; 0 loads in the process itself.
-        train_tokens, eval_tokens: use this many tokens, of training, and of validation and test
-            each (or all there are, if fewer): those of the first documents by the hash.
-        prompts: texts that ``predict`` goes on with.
+        train_tokens: use this many tokens of training, those of the first documents by the hash;
+            all there are by default.
+        eval_tokens: the same of validation and test each, or all there are, if fewer.
+        prompts: texts that ``predict`` goes on with; surrogates, as Python has of bytes that are no
+            UTF-8, stand for these bytes, and are shown as �.
     """
 
     def __init__(
@@ -113,11 +113,6 @@ class Text(DataModule):
             if (value := getattr(self, name)) is not None and value < bound:
                 raise ValueError(f"{name} is {value}; expected at least {bound}")
 
-    @functools.cached_property
-    def tokens(self) -> Bytes | Subwords:
-        """What makes tokens of text."""
-        return Bytes() if self.tokenizer is None else Subwords(self.tokenizer)
-
     @property
     def end(self) -> int:
         """The token between documents."""
@@ -157,6 +152,11 @@ class Text(DataModule):
             return
         found = self._found()
         self._leave_out_empty(found)
+        if not found["train"]:
+            raise ValueError(
+                f"there is no text to train on in {self.root or self.dataset or self.source}: all "
+                "of its documents are empty"
+            )
         parts = documents.complete(found)
         for split in needed:
             self._data[split] = self._rows(split, parts[split])
@@ -187,7 +187,10 @@ class Text(DataModule):
             encoded.append(self.tokens.encode(name, content))
             count += 1 + len(encoded[-1][0])
         if training and most is not None and count < most:
-            raise ValueError(f"train_tokens is {most}; the training text has {count} tokens")
+            raise ValueError(
+                f"train_tokens is {most}, and the training text has {count} tokens: give fewer, or "
+                "--data.train_tokens null to use all"
+            )
         seed = self.seed if training else None
         return Rows(encoded, self.context, self.end, seed=seed, most=most)
 
@@ -195,9 +198,11 @@ class Text(DataModule):
         if not self.prompts:
             raise ValueError("no prompts to go on with: give texts, --data.prompts '[def main]'")
         ends = torch.tensor([self.end])
-        encoded = [self.tokens.encode("a prompt", prompt.encode())[0] for prompt in self.prompts]
+        given = [prompt.encode("utf-8", "surrogateescape") for prompt in self.prompts]
+        encoded = [self.tokens.encode("a prompt", content)[0] for content in given]
         rows = [torch.cat((ends, torch.from_numpy(each.astype("int64")))) for each in encoded]
-        return [{"prompt": p, "tokens": t} for p, t in zip(self.prompts, rows, strict=True)]
+        shown = [content.decode("utf-8", "replace") for content in given]
+        return [{"prompt": p, "tokens": t} for p, t in zip(shown, rows, strict=True)]
 
     def too_few(self, data: Any, split: str, needed: int, processes: int) -> str:
         have = f"{data.total} tokens, which" if isinstance(data, Rows) else "prompts, which"

@@ -1,7 +1,11 @@
 """From documents to tokens, and from tokens to rows of packed documents."""
 
+import functools
+import hashlib
 import importlib
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,8 @@ from torch.utils.data import Dataset
 
 from mmpos.positions import packed
 
+from .module import DataModule
+
 Encoded = tuple[NDArray[np.integer], NDArray[np.integer], int]
 """The tokens of a document, the bytes of text that each stands for, and those that none does."""
 
@@ -20,6 +26,7 @@ class Bytes:
     """Each byte is a token: 256, whatever the encoding of the text."""
 
     size = 256
+    kind = "bytes"
 
     def encode(self, name: str, content: bytes) -> Encoded:
         """The bytes as they are."""
@@ -46,8 +53,12 @@ class Subwords:
             raise ImportError(
                 f"tokenizer {path} needs the library tokenizers: pip install 'mmpos[tokenizers]'"
             ) from error
-        with open(path, "rb"):  # raises what says more than the library does
-            pass
+        if not Path(path).is_file():
+            kind = "a folder" if Path(path).is_dir() else "not there"
+            raise FileNotFoundError(
+                f"the tokenizer file {path} is {kind}: give one that the library tokenizers wrote, "
+                "--data.tokenizer FILE"
+            )
         try:
             self._tokenizer = library.Tokenizer.from_file(path)
         except Exception as error:  # the library raises nothing narrower
@@ -57,6 +68,12 @@ class Subwords:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+
+    @functools.cached_property
+    def kind(self) -> str:
+        """A hash of what each number stands for."""
+        vocabulary = sorted(self._tokenizer.get_vocab(with_added_tokens=True).items())
+        return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
     def encode(self, name: str, content: bytes) -> Encoded:
         """The tokens, and the bytes from the end of the one before to the end of each."""
@@ -80,12 +97,40 @@ class Subwords:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
 
+class Tokens(DataModule):
+    """Data of tokens: `Bytes`, or `Subwords` of the file ``tokenizer``.
+
+    A checkpoint records what its tokens stand for.
+    """
+
+    tokenizer: str | None
+
+    @functools.cached_property
+    def tokens(self) -> Bytes | Subwords:
+        """What makes tokens of text."""
+        return Bytes() if self.tokenizer is None else Subwords(self.tokenizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What tokens stand for."""
+        return {"tokens": self.tokens.kind}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise ValueError for a checkpoint of a model to which tokens stand for something else."""
+        if state_dict["tokens"] != self.tokens.kind:
+            now = self.tokenizer or "bytes (tokenizer is null)"
+            raise ValueError(
+                f"the checkpoint was trained with other tokens than those of {now}: give the "
+                "tokenizer that it was trained with, --data.tokenizer FILE"
+            )
+
+
 class Rows(Dataset):
     """Rows of ``context`` tokens with the one that follows each, from documents one after another.
 
     The token ``end`` stands before each document and after the last. Item ``i`` of epoch e, by the
     index ``i + e · len``, is row i of the documents in an order drawn from ``(seed, e)``; in the
-    given order if ``seed`` is None, where the last row is padded instead of left out.
+    given order if ``seed`` is None, where the last row is padded instead of left out, and a single
+    one is no longer than its tokens.
 
     Args:
         documents: as `Bytes.encode` gives them, one or more.
@@ -114,7 +159,8 @@ class Rows(Dataset):
         self.total = total if most is None else min(most, total)
         self.starts = starts[starts < self.total]
         self.lengths = np.diff(self.starts, append=self.total)
-        self.context, self.end, self.seed = context, end, seed
+        self.context = context if seed is not None else max(1, min(context, self.total))
+        self.end, self.seed = end, seed
         self._epoch = -1
         self._order = np.arange(len(self.starts))
         self._after = np.cumsum(self.lengths)

@@ -92,13 +92,50 @@ def test_rope_left_off_is_off_in_the_settings_of_checkpoints(
     drop = ["--trainer.callbacks+=tasks.lengths.DropRotary", "--trainer.callbacks.at=0.5"]
     assert cli.main(["fit", "--config", "text", *FEW, *drop, "--trainer.max_epochs=1"]) == 0
     last = tmp_path / "runs" / "text" / "version_0" / "checkpoints" / "last.ckpt"
-    settings = torch.load(last, weights_only=True)["hyper_parameters"]["transformer"]["init_args"]
+    settings = of_transformer(last)
     assert settings["rotary"] is None
     assert LanguageModel.load_from_checkpoint(last).network.transformer.rotary is None
     assert cli.main(["test", "--ckpt_path", str(last), *FEW[2:]]) == 0
     with_rope = ["--config", "extend_context", "--model.weights", str(last)]
     assert cli.main(["test", *with_rope, *FEW]) == 1
     assert "changes the frequencies of RoPE" in capsys.readouterr().err
+
+
+def of_transformer(path: Path) -> dict[str, Any]:
+    return torch.load(path, weights_only=True)["hyper_parameters"]["transformer"]["init_args"]
+
+
+def test_rope_left_off_takes_its_extension_and_layers_along_and_brings_them_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = ["--model.transformer.per_layer=[rotary]", "--trainer.max_epochs=2"]
+    own += ["--config", "extension/yarn"]
+    drop = ["--trainer.callbacks+=tasks.lengths.DropRotary", "--trainer.callbacks.at=0.5"]
+    every = "{class_path: ModelCheckpoint, init_args: {monitor: val/perplexity, "
+    every += "filename: '{epoch}', save_top_k: -1}}"
+    drop += [f"--trainer.callbacks+={every}"]
+    assert cli.main(["fit", "--config", "text", *own, *FEW, *drop]) == 0
+    folder = tmp_path / "runs" / "text" / "version_0" / "checkpoints"
+    before, after = folder / "epoch=0.ckpt", folder / "epoch=1.ckpt"
+    for path, extended in ((before, True), (after, False)):
+        stored = torch.load(path, weights_only=True)["hyper_parameters"]
+        assert (stored["extension"] is not None) == extended
+        assert of_transformer(path)["per_layer"] == ["rotary"] * extended
+        assert (of_transformer(path)["rotary"] is not None) == extended
+        made = LanguageModel.load_from_checkpoint(path).network.transformer
+        assert made.rotary_of == ([0, 1, 2, 3] if extended else [None] * 4)
+        assert cli.main(["test", "--ckpt_path", str(path), *FEW[2:]]) == 0
+    capsys.readouterr()
+    # what goes on from before has RoPE and records it, until its time comes again
+    late = [f"--trainer.callbacks={every}", "--trainer.callbacks+=tasks.lengths.DropRotary"]
+    late += ["--trainer.callbacks.at=0.9", "--trainer.max_epochs=3"]
+    assert cli.main(["fit", "--ckpt_path", str(before), *late, *FEW[2:]]) == 0
+    again = tmp_path / "runs" / "text" / "version_1" / "checkpoints"
+    stored = torch.load(again / "epoch=1.ckpt", weights_only=True)["hyper_parameters"]
+    assert stored["extension"]["class_path"] == "mmpos.frequencies.YaRN"
+    assert of_transformer(again / "epoch=1.ckpt")["per_layer"] == ["rotary"]
+    assert of_transformer(again / "epoch=2.ckpt")["rotary"] is None
 
 
 def test_going_on_from_no_weights_says_what_to_give(

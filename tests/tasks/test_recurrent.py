@@ -1,10 +1,12 @@
 """Recurrence in place of attention: causal, each document by itself, without positions."""
 
+import math
 import sys
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import softplus
 
 from mmpos.models import Transformer
 from mmpos.positions import packed, sequence
@@ -62,6 +64,20 @@ def test_mamba_has_about_as_many_parameters_as_attention():
         for made in (Recurrent((16,), size="nano"), Transformer((16,), size="nano"))
     )
     assert 0.9 < ours / theirs < 1.1
+
+
+def test_mamba_begins_with_its_steps_and_decays():
+    """Steps Δ log-uniform from 0.001 to 0.1, decays 1 … heads (arXiv:2405.21060's code)."""
+    torch.manual_seed(0)
+    mixers = [Mamba2(512).mixer for _ in range(20)]
+    steps = torch.cat([softplus(mixer.dt_bias.detach()) for mixer in mixers])
+    assert (steps >= 0.001 * (1 - 1e-4)).all() and (steps <= 0.1 * (1 + 1e-4)).all()
+    share = ((steps.log() - math.log(0.001)) / math.log(100)).histc(4, 0, 1) / len(steps)
+    assert ((share - 1 / 4).abs() < 0.06).all()
+    for mixer in mixers:
+        assert (mixer.time_step_min, mixer.time_step_max) == (0.001, 0.1)
+        torch.testing.assert_close(mixer.A_log.detach().exp(), 1.0 + torch.arange(32))
+        assert (mixer.D == 1).all()
 
 
 def test_a_language_model_of_it_goes_on_with_a_prompt_as_full_passes_do(network):

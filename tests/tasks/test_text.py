@@ -133,6 +133,9 @@ def test_bytes_of_a_target_are_what_the_data_says(tmp_path: Path) -> None:
     [
         ({"transformer": Transformer}, ValueError, r"needs a causal transformer.* causal to true"),
         ({"transformer": partial(ENCODER, registers=2)}, ValueError, r"no class and register"),
+        ({"transformer": lambda axes: torch.nn.Linear(4, 4)}, TypeError, r"makes a Linear, expec"),
+        ({"transformer": ENCODER((16,))}, TypeError, r"got a Transformer that is made: give its"),
+        ({"context": 10**20}, ValueError, r"context is at most 2\*\*53, to count .* got 1000"),
         ({"transformer": None}, TypeError, r"1 required positional argument: 'transformer'"),
         ({"vocabulary": 0}, ValueError, r"vocabulary and context are 1 or more, got 0 and 16"),
         ({"context": 0}, ValueError, r"got 257 and 0"),
@@ -140,6 +143,7 @@ def test_bytes_of_a_target_are_what_the_data_says(tmp_path: Path) -> None:
         ({"ema": 2.0}, ValueError, r"ema is a decay"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Attribute 'transformer' is an instance of")
 def test_bad_options(options: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make(**options)

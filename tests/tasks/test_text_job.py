@@ -11,7 +11,7 @@ import torch
 from tasks import cli
 
 FEW = ["--data.train_tokens=20000", "--data.eval_tokens=3000", "--trainer.accelerator=cpu"]
-OTHER = ["--trainer.max_epochs=1", "--model.tied=false"]  # not the default
+OTHER = ["--trainer.max_epochs=1", "--model.tied=false", "--model.ema=0.9"]  # not the default
 FEW += ["--trainer.enable_progress_bar=false"]
 
 

@@ -12,6 +12,7 @@ from mmpos.frequencies import DynamicNTK
 from mmpos.models import Transformer
 from mmpos.positions import sequence
 from tasks import LanguageModel
+from tasks.decoder import drawn
 
 ENCODER = partial(Transformer, size="nano", depth=2, causal=True, rotary=mmpos.RotaryEncoding)
 
@@ -83,6 +84,37 @@ def test_beyond_the_trained_length_it_warns_once_and_goes_on() -> None:
     task.generate(torch.ones(1, 20, dtype=torch.long), 3)
     within = make()
     assert within.generate(torch.ones(1, 13, dtype=torch.long), 3).shape == (1, 16)
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-300, 5e-324])
+def test_a_temperature_near_0_takes_the_likeliest(temperature: float) -> None:
+    task = make(context=64)
+    prompt = torch.tensor([[1, 2, 3], [200, 100, 50]])
+    found = task.generate(prompt, 9, temperature=temperature)
+    assert torch.equal(found, task.generate(prompt, 9, temperature=0))
+    assert drawn(torch.tensor([[90.0, 91.0, -5.0]]), temperature, None, None).tolist() == [[1]]
+
+
+def test_a_high_temperature_takes_any() -> None:
+    torch.manual_seed(0)
+    new = drawn(torch.tensor([[0.0, 90.0, -90.0]]).expand(9000, -1), 1e300, None, None)
+    assert ((new.flatten().bincount() / 9000 - 1 / 3).abs() < 0.02).all()
+
+
+def test_as_many_tokens_are_drawn_from_as_top_k_says_where_they_are_equally_likely() -> None:
+    torch.manual_seed(0)
+    logits = torch.tensor([[2.0, 3.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 1.0, 1.0]])
+    for top_k in (1, 2, 3, 4):
+        new = drawn(logits.repeat(400, 1), 1.0, top_k, None).view(400, 2)
+        for row in range(2):
+            assert len(new[:, row].unique()) == top_k
+        assert 1 in new[:, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool, torch.complex64])
+def test_a_prompt_is_whole_numbers(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=rf"whole numbers of tokens, got {dtype}"):
+        make().generate(torch.ones(1, 2, dtype=dtype), 1)
 
 
 @pytest.mark.parametrize(

@@ -234,3 +234,8 @@ def test_too_few_examples(as_rank: Any) -> None:
     data = as_rank(Algorithms(eval_samples=1, test_lengths=[5, 7]), 0, 3)
     with pytest.raises(ValueError, match=r"eval_samples 1 makes 2 test examples, and 3 are needed"):
         data.test_dataloader()
+
+
+def test_there_is_nothing_to_predict() -> None:
+    with pytest.raises(ValueError, match=r"Algorithms has nothing to predict: .* mmpos test"):
+        Algorithms().predict_dataloader()

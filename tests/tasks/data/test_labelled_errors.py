@@ -27,6 +27,9 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
+NUMBERED, AS_BYTES = ("a#3", "a", "a#3#3", "#4"), (b"A", b"C", b"G", b"T")
+
+
 def fasta(letter: str, count: int = 10) -> str:
     return "".join(f">{letter}{i}\n{letter * (i + 3)}\n" for i in range(count))
 
@@ -38,7 +41,9 @@ def fasta(letter: str, count: int = 10) -> str:
         (">a some words\r\n MKV L\r\n\r\nW*\r\n", [("a", b"MKVLW")]),
         (">a\nMK*V\n*\n", [("a", b"MK*V")]),
         ("; a comment\n>a\nAC\n;another\nGT-\n", [("a", b"ACGT-")]),
-        (">a\n>b\n\n>\nAC", [("a", b""), ("b", b""), ("", b"AC")]),
+        (">a\n>b\n\n>\nAC", [("a", b""), ("b", b""), ("#3", b"AC")]),
+        (">a\tx\nA\n> a x\nC\n>\ta\nG", [("a", b"A"), ("a#2", b"C"), ("a#3", b"G")]),
+        (">a#3\nA\n>a\nC\n>a\nG\n>\t\nT", [*zip(NUMBERED, AS_BYTES, strict=True)]),
         ("\ufeff\n>ä\nAC\n", []),
         ("", []),
     ],
@@ -119,6 +124,26 @@ def test_folders_that_cannot_be_used(files: dict, message: str, write: Any) -> N
     root = write(files)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         LabelledText("files", root).setup("fit")
+
+
+@pytest.mark.parametrize("ending", ["gz", "GZ", "bz2", "zip"])
+def test_a_compressed_fasta_file_is_not_passed_over(ending: str, write: Any) -> None:
+    root = write({**TEN, f"c.fasta.{ending}": b"\x1f\x8b"})
+    message = rf"c\.fasta\.{ending} is compressed: write it as c\.fasta"
+    with pytest.raises(ValueError, match=message):
+        LabelledText("files", root).setup("fit")
+    with pytest.raises(ValueError, match=message):
+        LabelledText(predict_path=root / f"c.fasta.{ending}").setup("predict")
+    (root / f"c.fasta.{ending}").rename(root / "a" / f"c.fasta.{ending}")
+    with pytest.raises(ValueError, match=message):
+        LabelledText("files", root).setup("fit")
+    (root / "a" / "c.fasta").write_text(fasta("A"))  # beside what it was made of
+    data = LabelledText("files", root)
+    data.setup("fit")
+    assert len(data._data["train"]) == 8 + 16
+    (root / "a" / "c.fasta").unlink()
+    (root / "a" / f"c.fasta.{ending}").rename(root / "a" / f"notes.{ending}")
+    LabelledText("files", root).setup("fit")
 
 
 def test_empty_texts_are_left_out_with_one_warning(write: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 import torch
 
-from tasks.data import Text
+from tasks.data import LabelledText, Text
 from tasks.data.tokens import Subwords
 
 END = 256
@@ -93,8 +93,33 @@ def test_a_tokenizer_gives_vocabulary_targets_and_bytes(subwords: str, tmp_path:
     broken.write_text("{}")
     with pytest.raises(ValueError, match=r"broken.json is not a file that tokenizers"):
         _ = Text(tokenizer=broken).vocabulary
-    with pytest.raises(FileNotFoundError, match=r"none\.json"):
-        _ = Text(tokenizer="none.json").vocabulary
+    for path, kind in (("none.json", "not there"), (str(tmp_path), "a folder")):
+        with pytest.raises(FileNotFoundError, match=rf"{path} is {kind}: .* --data.tokenizer FILE"):
+            _ = Text(tokenizer=path).vocabulary
+
+
+def test_a_checkpoint_knows_what_its_tokens_stand_for(subwords: str, tmp_path: Path) -> None:
+    """Not another vocabulary of the same size; the same one in another file is."""
+    vocabulary = tokenizers.Tokenizer.from_file(subwords).get_vocab()
+    saved = {}
+    for name, numbers in (("same", 0), ("other", 1)):
+        turned = {word: (n + numbers) % len(vocabulary) for word, n in vocabulary.items()}
+        made = tokenizers.Tokenizer(tokenizers.models.WordLevel(turned, next(iter(turned))))
+        saved[name] = str(tmp_path / f"{name}.json")
+        made.save(saved[name])
+    for kind in (Text, LabelledText):
+        trained, same, other, plain = (
+            kind(tokenizer=path) for path in (subwords, saved["same"], saved["other"], None)
+        )
+        assert trained.tokens.size == other.tokens.size
+        for data in (trained, same):
+            data.load_state_dict(trained.state_dict())
+        plain.load_state_dict(kind().state_dict())
+        for data, name in ((other, r"other\.json"), (plain, "bytes .tokenizer is null.")):
+            with pytest.raises(
+                ValueError, match=rf"than those of .*{name}: give .* --data.tokenizer"
+            ):
+                data.load_state_dict(trained.state_dict())
 
 
 def test_what_is_no_utf8_is_read_as_bytes_or_refused(subwords: str, tmp_path: Path) -> None:
@@ -122,6 +147,19 @@ def test_empty_binary_and_tiny_files(make: Callable[..., Text], folder: Path) ->
     (folder / "picture.txt").write_bytes(b"\x89PNG\0\0")
     with pytest.raises(ValueError, match=r"picture.txt has a zero byte, so it is binary"):
         make().setup("fit")
+
+
+def test_no_text_at_all_is_said(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).touch()
+    data = Text("files", tmp_path, train_tokens=100)
+    with (
+        pytest.warns(UserWarning, match="left out 2 empty documents"),
+        pytest.raises(
+            ValueError, match=r"there is no text to train on in .*: all of its documents"
+        ),
+    ):
+        data.setup("fit")
 
 
 def test_too_little_text(tmp_path: Path, as_rank: Any) -> None:
@@ -168,6 +206,10 @@ def test_prompts_begin_with_the_end_of_what_was_before() -> None:
     found = [(b["prompt"], b["tokens"].tolist()) for b in data.predict_dataloader()]
     assert found == [(["def "], [[END, *b"def "]]), (["ö"], [[END, *"ö".encode()]])]
     assert data.decode(torch.tensor([END, 0x61, 0xFF, END])) == "a�"
+    raw = b"gr\xf6\xdfer".decode("utf-8", "surrogateescape")  # as Python reads arguments
+    (found,) = Text(prompts=[raw]).predict_dataloader()
+    assert found["tokens"].tolist() == [[END, *b"gr\xf6\xdfer"]]
+    assert found["prompt"] == ["gr\ufffd\ufffder"]
     with pytest.raises(ValueError, match="no prompts to go on with"):
         Text().setup("predict")
 
