@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
@@ -58,6 +58,39 @@ def train(model: str, seed: int, folder: Path, options: Sequence[str]) -> Row:
         if key.startswith("test/") and value
     }
     return {"model": model, "seed": seed, "cpu": usage.ru_utime + usage.ru_stime, **found}
+
+
+def train_all(
+    models: Mapping[str, Sequence[str]],
+    seeds: Sequence[int],
+    folder: Path,
+    jobs: int,
+    options: Sequence[str],
+) -> list[Path]:
+    """Train each model, by its options and those of all, with each seed; their best checkpoints.
+
+    What is trained is left as it is. Adds a row for each new run to ``runs.csv``.
+    """
+
+    def one(model: str, seed: int) -> tuple[Path, Row]:
+        known = sorted((folder / f"{model}-{seed}").glob("version_*/checkpoints/best.ckpt"))
+        if known:
+            return known[-1], {}
+        row = train(model, seed, folder, [*models[model], *options])
+        (best,) = (folder / f"{model}-{seed}").glob("version_*/checkpoints/best.ckpt")
+        return best, row
+
+    with ThreadPoolExecutor(jobs) as pool:
+        runs = [pool.submit(one, model, seed) for seed in seeds for model in models]
+        done = [run.result() for run in runs]
+    rows = [row for _, row in done if row]
+    if rows:
+        with (folder / "runs.csv").open("a", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            if not file.tell():
+                writer.writeheader()
+            writer.writerows(rows)
+    return [path for path, _ in done]
 
 
 def regress(seed: int, epochs: int) -> Row:

@@ -23,7 +23,6 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pickle import UnpicklingError
 from statistics import mean
@@ -31,7 +30,7 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import torch
-from compare_encodings import train
+from compare_encodings import train_all
 from matplotlib import colormaps, pyplot
 from rich.console import Console
 from rich.table import Table
@@ -306,32 +305,6 @@ def picture(path: Path, found: Curves, trained: int) -> None:
     figure.savefig(path, dpi=100)
 
 
-def train_all(
-    models: Sequence[str], seeds: Sequence[int], folder: Path, jobs: int, options: Sequence[str]
-) -> list[Path]:
-    """Train each model with each seed; their best checkpoints. What is trained is left as it is."""
-
-    def one(model: str, seed: int) -> tuple[Path, dict[str, Any]]:
-        known = sorted((folder / f"{model}-{seed}").glob("version_*/checkpoints/best.ckpt"))
-        if known:
-            return known[-1], {}
-        row = train(model, seed, folder, ["--config", "text", *MODELS[model], *options])
-        (best,) = (folder / f"{model}-{seed}").glob("version_*/checkpoints/best.ckpt")
-        return best, row
-
-    with ThreadPoolExecutor(jobs) as pool:
-        runs = [pool.submit(one, model, seed) for seed in seeds for model in models]
-        done = [run.result() for run in runs]
-    rows = [row for _, row in done if row]
-    if rows:
-        with (folder / "runs.csv").open("a", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-            if not file.tell():
-                writer.writeheader()
-            writer.writerows(rows)
-    return [path for path, _ in done]
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Test language models at other contexts.")
     parser.add_argument("checkpoints", nargs="*", type=Path)
@@ -353,7 +326,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     paths = chosen.checkpoints
     if chosen.train:
-        paths = train_all(chosen.models, chosen.seeds, chosen.output, chosen.jobs, options)
+        models = {name: ["--config", "text", *MODELS[name]] for name in chosen.models}
+        paths = train_all(models, chosen.seeds, chosen.output, chosen.jobs, options)
     try:
         scores, trained = sweep(paths, chosen.lengths, chosen.texts, chosen.scored)
     except ValueError as error:

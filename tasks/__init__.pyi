@@ -1,3 +1,4 @@
+from .audio import AudioClassification as AudioClassification
 from .base import Task as Task
 from .image import ImageClassification as ImageClassification
 from .text import LanguageModel as LanguageModel

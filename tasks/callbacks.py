@@ -22,6 +22,9 @@ class PredictionWriter(BasePredictionWriter):
     ``<question>_probability``. Rows are in the order of the data set, each once, whatever the
     number of processes. Existing files are replaced.
 
+    Where a question has ``{"probabilities": FloatTensor[B, classes]}`` instead, each class has a
+    column of its name.
+
     A language model's ``{"prompt": list[str], "text": list[str]}`` has these two columns.
 
     Raises: TypeError for predictions of another form; OSError for a path that cannot be written.
@@ -71,6 +74,10 @@ class PredictionWriter(BasePredictionWriter):
             place = batch_indices[row] if batch_indices else len(self._rows)
             cells = {"file": str(file)}
             for question in questions:
+                if "probabilities" in prediction[question]:
+                    each = prediction[question]["probabilities"][row].tolist()
+                    cells |= {n: f"{p:.6f}" for n, p in zip(names[question], each, strict=True)}
+                    continue
                 label = int(prediction[question]["label"][row])
                 probability = float(prediction[question]["probability"][row])
                 column = "probability" if len(questions) == 1 else f"{question}_probability"

@@ -78,7 +78,7 @@ def architecture(path: str) -> str:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         settings = dict(content["hyper_parameters"])
-        names = ("transformer", "backbone", "extension", "pool", "tied")
+        names = ("transformer", "backbone", "tokens", "extension", "ticks", "pool", "tied")
         parts = {name: settings[name] for name in names if name in settings}
         model = {"class_path": settings["_class_path"], "init_args": parts}
         return yaml.safe_dump({"model": model})

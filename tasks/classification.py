@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torchmetrics import MeanMetric, Metric
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.classification import MulticlassAccuracy, MultilabelAveragePrecision
 
 from mmpos.models.classifier import check_questions
 from tasks.base import Task
@@ -27,21 +27,27 @@ class Classification(Task):
     of ``[B]`` by question, or a tensor if there is one question. Logs ``train/loss``, and ``loss``
     and ``<question>_accuracy`` of validation and test, exact over all processes.
 
+    If inputs are ``multilabel``, each has any number of the classes of a single question: labels
+    are 0 and 1 ``[B, classes]``, the loss is the mean of binary cross entropies, and in place of
+    accuracy ``mAP`` is logged, the mean over classes of their average precision.
+
     Args:
         classes: the answers to each question, in the order of labels; a list of names for a single
             question, ``class``.
+        multilabel: whether an input has any number of classes.
         label_smoothing: the share of a label that is spread over all answers (arXiv:1512.00567,
             sec. 7), in training only; ``train/loss`` has it.
         lr, weight_decay, warmup, weights, leave_out, ema, layer_decay, freeze: see `Task`.
 
-    Raises: ValueError for a question with fewer than two answers; in a step, for labels that are
-    none of the answers.
+    Raises: ValueError for a question with fewer than two answers, or for several, or smoothing, if
+    inputs are multilabel; in a step, for labels that are none of the answers.
     """
 
     def __init__(
         self,
         classes: Mapping[str, Sequence[str]] | Sequence[str],
         *,
+        multilabel: bool = False,
         label_smoothing: float,
         lr: float,
         weight_decay: float,
@@ -69,12 +75,21 @@ class Classification(Task):
         check_questions(self.questions)
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing is a share below 1, got {label_smoothing}")
+        if multilabel and (len(self.classes) > 1 or label_smoothing):
+            raise ValueError(
+                "inputs with any number of classes take one question and no label_smoothing, got "
+                f"{', '.join(self.classes)} and {label_smoothing}"
+            )
         self.label_smoothing = label_smoothing
+        self.multilabel = multilabel
         self.metrics = nn.ModuleDict(
             {stage: nn.ModuleDict(self._new_metrics()) for stage in ("val", "test")}
         )
 
     def _new_metrics(self) -> dict[str, nn.Module]:
+        if self.multilabel:
+            (answers,) = self.questions.values()
+            return {"loss": MeanMetric(), "mAP": MultilabelAveragePrecision(answers)}
         accuracies = {
             f"{question}_accuracy": MulticlassAccuracy(len(answers), average="micro")
             for question, answers in self.classes.items()
@@ -104,10 +119,15 @@ class Classification(Task):
         self._evaluate(batch, batch_idx, "test")
 
     def predict_step(self, batch: tuple[Inputs, list[str]], batch_idx: int) -> dict[str, Any]:
-        """The likeliest answer to each question, and its probability, beside the file names."""
+        """The likeliest answer to each question, and its probability, beside the file names; of
+        multilabel inputs the probability of each class.
+        """
         inputs, files = batch
         answers: dict[str, Any] = {"file": files}
         for question, logits in self._logits(inputs).items():
+            if self.multilabel:
+                answers[question] = {"probabilities": logits.float().sigmoid()}
+                continue
             probability, label = logits.float().softmax(-1).max(-1)
             answers[question] = {"label": label, "probability": probability}
         return answers
@@ -123,7 +143,10 @@ class Classification(Task):
         metrics = cast("dict[str, Metric]", self.metrics[stage])
         metrics["loss"].update(self._loss(logits, labels), size)
         for question, answers in logits.items():
-            metrics[f"{question}_accuracy"].update(answers, labels[question])
+            if self.multilabel:
+                metrics["mAP"].update(answers.float().sigmoid(), labels[question].long())
+            else:
+                metrics[f"{question}_accuracy"].update(answers, labels[question])
         for name in metrics:  # objects, which Lightning computes over all processes
             show = name != "loss"
             self.log(f"{stage}/{name}", metrics[name], prog_bar=show, batch_size=size)
@@ -131,6 +154,9 @@ class Classification(Task):
     def _loss(
         self, logits: dict[str, Tensor], targets: dict[str, Tensor], smoothing: float = 0.0
     ) -> Tensor:
+        if self.multilabel:
+            ((question, answers),) = logits.items()
+            return binary_cross_entropy_with_logits(answers, targets[question].to(answers.dtype))
         losses = [
             cross_entropy(answers, targets[question], label_smoothing=smoothing)
             for question, answers in logits.items()
@@ -150,6 +176,9 @@ class Classification(Task):
                 f"the data answers {sorted(named)}"
             )
         for question, label in named.items():
+            if self.multilabel:
+                self._check_rows(label)
+                continue
             lowest, highest = int(label.min()), int(label.max())
             answers = len(self.classes[question])
             if lowest < 0 or highest >= answers:
@@ -159,3 +188,11 @@ class Classification(Task):
                     "answers, from 0 on: give the model the classes of the data"
                 )
         return named
+
+    def _check_rows(self, rows: Tensor) -> None:
+        (answers,) = self.questions.values()
+        if rows.ndim != 2 or rows.shape[1] != answers or not ((rows == 0) | (rows == 1)).all():
+            raise ValueError(
+                f"labels of multilabel inputs are 0 and 1 [batch, {answers}], got a tensor "
+                f"{tuple(rows.shape)}: give the model the classes of the data"
+            )

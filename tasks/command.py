@@ -86,9 +86,8 @@ class Command(LightningCLI):
     """LightningCLI with any model and data class, links from data to model, and checkpoints that
     fill in what was not given.
 
-    The data's ``classes``, ``image_size``, ``patch_size`` and ``channels``, or ``vocabulary`` and
-    ``context``, become the model's parameters of these names, as far as the data has and the model
-    takes them.
+    What is in `tasks.errors.LINKED`, such as the data's ``classes``, becomes the model's parameters
+    of these names, as far as the data has and the model takes them.
     """
 
     def __init__(

@@ -18,7 +18,10 @@ from tasks import configs, imports
 from tasks.configs import CommandError, Given
 
 # the model's, given by its data
-LINKED = ("classes", "image_size", "patch_size", "channels", "vocabulary", "context")
+LINKED = (
+    *("classes", "multilabel", "image_size", "patch_size", "channels", "bins", "frames"),
+    *("vocabulary", "context"),
+)
 MISTAKES = (ValueError, TypeError, OSError, MisconfigurationException)
 
 
@@ -82,6 +85,10 @@ def describe(error: ParseError, given: list[Given], command: str, others: list[s
 
 def from_data(name: str, value: object) -> str:
     """The line for a value that the model was given where its data decides."""
+    if name == "bins":
+        return f"model.bins comes from the data: use --data.features.bins {value}"
+    if name == "frames":
+        return "model.frames comes from the data: use --data.seconds and --data.features.hop"
     if name.endswith("_size") or name == "context":
         return f"model.{name} comes from the data: use --data.{name} {value}"
     return f"model.{name} comes from the data, by its source: leave it out"

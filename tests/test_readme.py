@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "timm.md").read_text(encoding="utf-8")
 SEQUENCES = (ROOT / "docs" / "sequences.md").read_text(encoding="utf-8")
+AUDIO = (ROOT / "docs" / "audio.md").read_text(encoding="utf-8")
 TEXT = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
 
 
@@ -66,8 +67,19 @@ def test_the_example_of_sequences_writes_what_its_command_reads(
     assert cli.main([*shlex.split(line)[1:], *few]) == 0
 
 
+def test_the_guide_to_sound_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, stream = blocks("python", AUDIO)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(recipe, names)
+    grid = tuple(names["network"].transformer.additive.table.shape[:2])
+    assert grid == (12, 102) and Path("ast.safetensors").is_file()
+    exec(stream, names)
+    assert names["whole"].shape == (1, 50, 64) and len(names["chunks"]) == 7
+
+
 def test_links_of_the_pages_lead_somewhere() -> None:
-    pages = [(page, ROOT / "docs") for page in (GUIDE, SEQUENCES, TEXT)]
+    pages = [(page, ROOT / "docs") for page in (GUIDE, SEQUENCES, TEXT, AUDIO)]
     for text, folder in [(README, ROOT), *pages]:
         links = re.findall(r"\]\(([^)#:]+)\)", text)
         assert links
@@ -105,7 +117,7 @@ def test_every_encoding_has_its_row() -> None:
 
 FITS = [
     shlex.split(line, comments=True)[1:]
-    for block in blocks("bash", README + GUIDE + SEQUENCES + TEXT)
+    for block in blocks("bash", README + GUIDE + SEQUENCES + TEXT + AUDIO)
     for line in block.splitlines()
     if line.startswith("mmpos fit --config") and "--print_config" not in line
 ]
@@ -117,5 +129,5 @@ def test_every_job_of_the_readme_parses(args: list[str], capsys: pytest.CaptureF
         cli.main([*args, "--print_config"])
     assert stopped.value.code in (0, None)
     said = capsys.readouterr().out
-    tasks = ("ImageClassification", "LanguageModel", "TextClassification")
+    tasks = ("AudioClassification", "ImageClassification", "LanguageModel", "TextClassification")
     assert any(f"class_path: tasks.{task}" in said for task in tasks)

@@ -41,7 +41,8 @@ class ContentBias(Specified, nn.Module, ABC):
     """Terms of attention that depend on queries and keys as well as on their positions.
 
     It is called once per forward pass, and gives what `mmpos.attend` and `prepare` take as
-    ``bias``. Positions and what they mean are as for `AttentionBias`.
+    ``bias``. Positions and what they mean are as for `AttentionBias`. ``head_dim`` must be given; a
+    `mmpos.models.Transformer` gives it to the classes and callables in its slots.
     """
 
     def __init__(
@@ -49,16 +50,20 @@ class ContentBias(Specified, nn.Module, ABC):
         heads: int,
         axes: Axes = 1,
         *,
-        head_dim: int,
+        head_dim: int | None = None,
         coordinates: Coordinates | None = None,
     ) -> None:
         super().__init__()
         check_size("heads", heads)
+        if head_dim is None:
+            raise TypeError(
+                f"{type(self).__name__} needs head_dim, the features of a head, such as head_dim=64"
+            )
         check_size("head_dim", head_dim)
         axis_count(axes)
         self.heads = heads
         self.axes = axes
-        self.head_dim = head_dim
+        self.head_dim: int = head_dim
         self.coordinates = reading(coordinates)
 
     def forward(

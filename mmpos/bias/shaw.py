@@ -51,7 +51,7 @@ class ShawBias(ContentBias):
         heads: int,
         axes: Axes = 1,
         *,
-        head_dim: int,
+        head_dim: int | None = None,
         distance: int | Sequence[int] = 16,
         values: bool = True,
         clip: bool = True,
@@ -69,7 +69,7 @@ class ShawBias(ContentBias):
         self.values = values
         self.clip = clip
         self.std = std
-        shape = (axis_count(axes), sum(self.reach) + 1, head_dim)
+        shape = (axis_count(axes), sum(self.reach) + 1, self.head_dim)
         self.key_table = nn.Parameter(torch.empty(shape))
         self.value_table = nn.Parameter(torch.empty(shape)) if values else None
         self.reset_parameters()

@@ -54,7 +54,7 @@ class TransformerXLBias(ContentBias):
         heads: int,
         axes: Axes = 1,
         *,
-        head_dim: int,
+        head_dim: int | None = None,
         dim: int | None = None,
         base: float = 10000.0,
         layout: WaveLayout = "half",
@@ -62,7 +62,7 @@ class TransformerXLBias(ContentBias):
         coordinates: Coordinates | None = None,
     ) -> None:
         super().__init__(heads, axes, head_dim=head_dim, coordinates=coordinates)
-        width = heads * head_dim if dim is None else dim
+        width = heads * self.head_dim if dim is None else dim
         if width % 2 or width < 2:
             raise ValueError(f"dim must be even for pairs of sine and cosine, got {width}")
         if layout not in get_args(WaveLayout):
@@ -73,9 +73,9 @@ class TransformerXLBias(ContentBias):
         self.std = std
         self.pairs = split_pairs(width // 2, axis_count(axes))
         geometric(1, base)
-        self.weight = nn.Parameter(torch.empty(heads * head_dim, width))
-        self.content = nn.Parameter(torch.empty(heads, head_dim))
-        self.offset = nn.Parameter(torch.empty(heads, head_dim))
+        self.weight = nn.Parameter(torch.empty(heads * self.head_dim, width))
+        self.content = nn.Parameter(torch.empty(heads, self.head_dim))
+        self.offset = nn.Parameter(torch.empty(heads, self.head_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

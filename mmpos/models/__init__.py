@@ -3,6 +3,8 @@
 from mmpos.models.block import Attention, Block, DropPath, Mlp, SwiGLU
 from mmpos.models.classifier import BackboneClassifier, Classifier
 from mmpos.models.patches import PatchEmbedding
+from mmpos.models.sound import FrameEmbedding, SpectrogramPatches
+from mmpos.models.stream import ClassifierStream, Stream
 from mmpos.models.symbols import Symbols
 from mmpos.models.transformer import Transformer
 
@@ -11,9 +13,13 @@ __all__ = [
     "BackboneClassifier",
     "Block",
     "Classifier",
+    "ClassifierStream",
     "DropPath",
+    "FrameEmbedding",
     "Mlp",
     "PatchEmbedding",
+    "SpectrogramPatches",
+    "Stream",
     "SwiGLU",
     "Symbols",
     "Transformer",

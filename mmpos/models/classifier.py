@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from keyword import iskeyword
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Num
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mmpos.models.transformer import Transformer
 
-Pool = Literal["mean", "token"]
+Pool = Literal["mean", "token", "prefix"]
 
 
 class Classifier(nn.Module):
@@ -20,7 +20,8 @@ class Classifier(nn.Module):
         tokens: maps an input, and a mask where it is padded, to `mmpos.models.patches.Tokens`.
         transformer: encodes them.
         questions: how many answers each question has.
-        pool: ``mean`` over the real tokens that have a place, or the first prefix ``token``.
+        pool: ``mean`` over the real tokens that have a place, the first prefix ``token``, or the
+            mean of all ``prefix`` tokens (AST's two, arXiv:2104.01778).
 
     Padding is neither seen nor pooled: a row's answers are those that it has alone. Of a row of
     padding alone the mean is 0.
@@ -41,12 +42,12 @@ class Classifier(nn.Module):
         pool: Pool = "mean",
     ) -> None:
         super().__init__()
-        if pool not in ("mean", "token"):
-            raise ValueError(f"pool must be 'mean' or 'token', got {pool!r}")
-        if pool == "token" and (not transformer.class_token or transformer.causal):
+        if pool not in get_args(Pool):
+            raise ValueError(f"pool must be one of {get_args(Pool)}, got {pool!r}")
+        if pool != "mean" and (not transformer.class_token or transformer.causal):
             raise ValueError(
-                "pool='token' reads a class token that sees all others: pass class_token=True and "
-                "causal=False, or pool='mean'"
+                f"pool={pool!r} reads a class token that sees all others: pass class_token=True "
+                "and causal=False, or pool='mean'"
             )
         self.tokens = tokens
         self.transformer = transformer
@@ -58,16 +59,36 @@ class Classifier(nn.Module):
         self,
         x: Num[Tensor, "batch *_"],
         mask: Bool[Tensor, "batch *_"] | None = None,
+        **named: Any,
     ) -> dict[str, Float[Tensor, "batch _"]]:
-        """The logits of each question; ``mask`` is True for what is real of a padded ``x``."""
-        tokens = self.tokens(x) if mask is None else self.tokens(x, mask)
+        """The logits of each question.
+
+        Args:
+            mask: True for what is real of a padded ``x``.
+            named: what else the tokeniser takes, such as the ``step`` of a
+                `mmpos.models.FrameEmbedding`.
+        """
+        tokens = self.tokens(x, **named) if mask is None else self.tokens(x, mask, **named)
         encoded = self.transformer(
             tokens.values, tokens.positions, extent=tokens.extent, mask=tokens.mask
         )
+        return self.answers(self.pooled(encoded, tokens.mask))
+
+    def pooled(
+        self,
+        encoded: Float[Tensor, "batch prefix_and_length dim"],
+        mask: Bool[Tensor, "batch length"] | None = None,
+    ) -> Float[Tensor, "batch dim"]:
+        """What the heads see of encoded tokens, of which those in ``mask`` are real."""
+        prefix = self.transformer.prefix_tokens
         if self.pool == "token":
-            pooled = encoded[:, 0]
-        else:
-            pooled = _mean(encoded[:, self.transformer.prefix_tokens :], tokens.mask)
+            return encoded[:, 0]
+        if self.pool == "prefix":
+            return encoded[:, :prefix].mean(1)
+        return _mean(encoded[:, prefix:], mask)
+
+    def answers(self, pooled: Float[Tensor, "batch dim"]) -> dict[str, Float[Tensor, "batch _"]]:
+        """The logits of each question, of what was pooled."""
         return _answers(self.questions, self.heads, pooled)
 
     def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:

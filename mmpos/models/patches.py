@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Num
 from torch import Tensor, nn
 
 from mmpos.positions import grid
@@ -17,7 +17,7 @@ class Tokens(NamedTuple):
     """Tokens with their positions, the grid that these span, and which are real."""
 
     values: Float[Tensor, "batch length dim"]
-    positions: Int[Tensor, "length axes"]
+    positions: Num[Tensor, "length axes"]
     extent: tuple[int, ...] | None
     """None for a sequence, whose encodings read its positions as they are."""
     mask: Bool[Tensor, "batch length"] | None = None

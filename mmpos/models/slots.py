@@ -52,9 +52,13 @@ def fill(slot: Slot, kind: type | tuple[type, ...], size: str, needed: int, axes
 
 
 def with_head_dim(slot: Any, head_dim: int) -> Any:
-    """A slot of biases, told the size of a head if it is a class that needs it."""
-    content = isinstance(slot, type) and issubclass(slot, ContentBias)
-    return partial(slot, head_dim=head_dim) if content else slot
+    """A slot of biases, told the size of a head if it makes one that needs it: a class, or a
+    partial of one, also as a config gives it (of a function that is given the class).
+    """
+    made = (slot.func, *slot.args) if isinstance(slot, partial) else (slot,)
+    content = any(isinstance(part, type) and issubclass(part, ContentBias) for part in made)
+    given = isinstance(slot, partial) and slot.keywords.get("head_dim") is not None
+    return partial(slot, head_dim=head_dim) if content and not given else slot
 
 
 def pattern(given: Any, depth: int, name: str) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100, FashionMNIST, ImageFolder
-from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from .pictures import read_image
 from .splits import SPLITS
@@ -50,49 +50,57 @@ class Embedded:
         return Image.fromarray(self.data[index]), int(self.targets[index])
 
 
-def _has_folders(folder: Path) -> bool:
-    return folder.is_dir() and any(entry.is_dir() for entry in folder.iterdir())
+def _class_folders(folder: Path) -> list[str]:
+    """Names of the folders in ``folder``, sorted, without hidden ones such as caches."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(e.name for e in found if e.is_dir() and not e.name.startswith("."))
 
 
-def split_folders(root: Path) -> dict[str, Path]:
+class _ImageFolder(ImageFolder):
+    def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
+        names = _class_folders(Path(directory))
+        return names, {name: label for label, name in enumerate(names)}
+
+
+def split_folders(root: Path, what: str = "images") -> dict[str, Path]:
     """Splits of ``root``: its folders train, val and test as far as there are, in any case or also
-    called ``SPELLINGS``, else all of it as train. Raises OSError or ValueError where there is no
-    training data, or two folders for a split.
+    called ``SPELLINGS``, else all of it as train. Errors name ``what`` is expected: OSError or
+    ValueError where there is no training data, or two folders for a split.
     """
     if root.is_file():
-        raise NotADirectoryError(f"--data.root {root} is a file, expected a folder of images")
+        raise NotADirectoryError(f"--data.root {root} is a file, expected a folder of {what}")
     if not root.is_dir():
         raise FileNotFoundError(
             f"the data folder {root} does not exist; give --data.root a folder with one folder of "
-            "images for each class, or with train, val and test folders of such"
+            f"{what} for each class, or with train, val and test folders of such"
         )
     # a class may be called train: a split has folders of its own
     found: dict[str, Path] = {}
     for folder in sorted(root.iterdir()):
         split = SPELLINGS.get(folder.name.lower(), folder.name.lower())
-        if split in SPLITS and _has_folders(folder):
+        if split in SPLITS and _class_folders(folder):
             if split in found:
                 raise ValueError(f"{found[split]} and {folder} are both for {split}: remove one")
             found[split] = folder
     if found and "train" not in found:
         raise ValueError(
             f"{root} has {' and '.join(found)} but no train folder; expected "
-            "train/<class>/<image>, or <class>/<image> without splits"
+            "train/<class>/<file>, or <class>/<file> without splits"
         )
     return {split: found[split] for split in SPLITS if split in found} or {"train": root}
 
 
-def folder_classes(root: Path) -> list[str]:
+def folder_classes(root: Path, what: str = "images") -> list[str]:
     """Names of the class folders, sorted, the same in all splits. Raises ValueError otherwise, and
     for fewer than two.
     """
     names: dict[str, list[str]] = {}
-    for split, folder in split_folders(root).items():
-        names[split] = find_classes(folder)[0] if _has_folders(folder) else []
+    for split, folder in split_folders(root, what).items():
+        names[split] = _class_folders(folder)
         if split == "train" and len(names[split]) < 2:
             raise ValueError(
                 f"{folder} has {len(names[split])} class folders ({', '.join(names[split])}); "
-                "expected at least two, each with the images of one class"
+                f"expected at least two, each with the {what} of one class"
             )
         if names[split] != names["train"]:
             missing = sorted(set(names["train"]) - set(names[split]))
@@ -106,7 +114,7 @@ def folder_classes(root: Path) -> list[str]:
 
 def image_folder(folder: Path, mode: str) -> ImageFolder:
     """Torchvision's reader of ``folder/<class>/<image>``. Raises ValueError for an empty class."""
-    images = ImageFolder(
+    images = _ImageFolder(
         str(folder), loader=functools.partial(read_image, mode=mode), allow_empty=True
     )
     empty = sorted(set(images.classes) - {images.classes[label] for label in images.targets})

@@ -8,7 +8,7 @@ import yaml
 from tasks import cli, configs
 
 NAMES = list(configs.shipped())
-JOBS = ["algorithm", "image", "text", "text_classification"]
+JOBS = ["algorithm", "audio", "image", "text", "text_classification"]
 CAUSAL_JOBS = ["algorithm", "text"]
 CAUSAL = ["encoding/fire", "encoding/xpos"]  # encodings of causal models of one axis
 ON_WEIGHTS = ["extend_context", "finetune_resolution"]  # by test_extend_context, test_main_job
@@ -28,7 +28,8 @@ def slots(name: str) -> dict:
 
 def test_what_is_shipped() -> None:
     assert sorted(JOBS + ON_WEIGHTS + ON_TIMM) == [name for name in NAMES if "/" not in name]
-    kinds = ["alibi", "fire", "kerple", "learned", "none", "rope", "sinusoidal", "t5", "xpos"]
+    kinds = ["alibi", "fire", "kerple", "learned", "none", "rope", "sinusoidal", "t5"]
+    kinds += ["transformer_xl", "xpos"]
     assert [f"encoding/{kind}" for kind in kinds] == ENCODINGS
     others = {name.partition("/")[0] for name in NAMES if "/" in name}
     assert others == {"encoding", "extension", "network"}  # extensions by test_extend_context
@@ -37,6 +38,19 @@ def test_what_is_shipped() -> None:
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_an_encoding_sets_all_three_slots_so_that_it_replaces(name: str) -> None:
     assert set(slots(name)) == {"additive", "rotary", "bias"}
+
+
+def test_settings_of_one_encoding_do_not_stay_with_the_next(capsys: pytest.CaptureFixture) -> None:
+    """Such as the base of RoPE, which xPos has too."""
+    shown = []
+    for over in ([], ["--config", "encoding/rope"]):
+        with pytest.raises(SystemExit):
+            given = ["--config", "text", *over, "--config", "encoding/xpos", "--print_config"]
+            cli.main(["fit", *given])
+        shown.append(yaml.safe_load(capsys.readouterr().out))
+    assert shown[0] == shown[1]
+    rotary = shown[0]["model"]["init_args"]["transformer"]["init_args"]["rotary"]
+    assert (rotary["class_path"], rotary["init_args"]["base"]) == ("mmpos.XPosEncoding", 10000)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,4 +93,14 @@ def test_a_network_without_positions_over_each_causal_job(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     over = ["--config", job, "--config", "network/mamba2"]
+    assert cli.main(["fit", *over, *FEW]) == 0
+
+
+@pytest.mark.parametrize("encoding", [None, "encoding/rope", "encoding/alibi"])
+def test_patches_of_a_spectrogram(
+    encoding: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    over = ["--config", "audio", "--config", "network/ast"]
+    over += ["--config", encoding] if encoding else []
     assert cli.main(["fit", *over, *FEW]) == 0

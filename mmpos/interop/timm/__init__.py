@@ -7,3 +7,4 @@ from mmpos.interop.timm.replace import replace as replace
 from mmpos.interop.timm.replace import restore as restore
 from mmpos.interop.timm.resize import resize as resize
 from mmpos.interop.timm.scheme import Scheme as Scheme
+from mmpos.interop.timm.spectrogram import spectrogram_classifier as spectrogram_classifier

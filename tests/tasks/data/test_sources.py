@@ -60,6 +60,15 @@ def test_fewer_training_images_are_spread_over_the_classes(
     assert sorted(counts.values()) == [7, 8, 8]
 
 
+def test_a_hidden_folder_is_no_class(folder: Path, plain: Any) -> None:
+    (folder / ".ipynb_checkpoints").mkdir()
+    data = plain(folder)
+    data.setup()
+    assert data.classes == {"class": ["ant", "bee", "cow"]}
+    train: Any = data._data["train"]
+    assert {train[index][1]["class"] for index in range(len(train))} == {0, 1, 2}
+
+
 def test_folders_of_splits_are_taken_and_a_missing_one_is_held_out(
     tmp_path: Path, plain: Any, files: Any, write_images: Any
 ) -> None:

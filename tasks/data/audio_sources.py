@@ -1,0 +1,347 @@
+"""Where sounds with labels come from: folders, SpeechCommands, ESC-50, AudioSet, tables."""
+
+import csv
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
+from torchaudio.datasets import SPEECHCOMMANDS
+
+from .audio_files import audio_files
+from .sources import SPELLINGS, folder_classes, split_folders
+from .splits import SPLITS, hold_out
+
+SPEECHCOMMANDS_FOLDER = Path("SpeechCommands", "speech_commands_v0.02")
+SPEECHCOMMANDS_LISTS = {"val": "validation_list.txt", "test": "testing_list.txt"}
+ESC50_COLUMNS = ("filename", "fold", "target", "category")
+AUDIOSET_CLASSES = ("index", "mid", "display_name")
+AUDIOSET_SEGMENTS = {
+    "balanced_train_segments.csv": "train",
+    "unbalanced_train_segments.csv": "train",
+    "eval_segments.csv": "test",
+}
+
+
+class Clip(NamedTuple):
+    """A sound file, or ``seconds`` of it from ``start`` on, and the indices of its classes."""
+
+    path: str
+    labels: tuple[int, ...]
+    start: float = 0.0
+    seconds: float | None = None
+
+
+class Found(NamedTuple):
+    """Classes in the order of labels, and the splits a source comes with, "train" always."""
+
+    classes: list[str]
+    splits: dict[str, list[Clip]]
+    multilabel: bool
+
+
+def folder(root: Path) -> Found:
+    """``root/<class>/*`` in any depth, or ``root/{train,val,test}/<class>/*``.
+
+    Raises: OSError or ValueError for no training data, fewer than two classes, a class without
+        sounds, or other classes in a split than in train.
+    """
+    _check_folder(root, "one with a folder of sounds for each class, or train, val, test of such")
+    classes = folder_classes(root, "sounds")
+    splits = {
+        split: [
+            Clip(path, (label,))
+            for label, name in enumerate(classes)
+            for path in audio_files(base / name)
+        ]
+        for split, base in split_folders(root, "sounds").items()
+    }
+    return Found(classes, splits, multilabel=False)
+
+
+def download_speechcommands(root: Path) -> None:
+    """Fetches SpeechCommands, version 2, into ``root`` by torchaudio, unless it is there."""
+    if _speechcommands_folder(root) is not None:
+        return
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        SPEECHCOMMANDS(root, download=True)
+    except (OSError, RuntimeError, EOFError) as error:
+        raise ConnectionError(
+            f"cannot fetch SpeechCommands into {root} ({error}); try again, or unpack "
+            f"speech_commands_v0.02.tar.gz in {root / SPEECHCOMMANDS_FOLDER}"
+        ) from error
+
+
+def _speechcommands_folder(root: Path) -> Path | None:
+    """Where the folders of words are: below ``root``, or ``root`` itself."""
+    if (root / SPEECHCOMMANDS_FOLDER).is_dir():
+        return root / SPEECHCOMMANDS_FOLDER
+    return root if any((root / name).is_file() for name in SPEECHCOMMANDS_LISTS.values()) else None
+
+
+def speechcommands(root: Path) -> Found:
+    """SpeechCommands as torchaudio lays it out below ``root``, or with its last folder as ``root``:
+    ``<word>/<speaker>_nohash_<n>.wav`` and lists of the files that validate and test, whose
+    speakers do not train. The noises of ``_background_noise_`` are no word.
+
+    Raises: FileNotFoundError where it is not, or not whole.
+    """
+    base = _speechcommands_folder(root)
+    if base is None:
+        raise FileNotFoundError(
+            f"SpeechCommands is not in the folder {root}; fetch it with --data.download true"
+        )
+    paths = [path for path in sorted(base.glob("[!_.]*/*.wav")) if "_nohash_" in path.name]
+    left = {f"{path.parent.name}/{path.name}": path for path in paths}
+    chosen: dict[str, list[Path]] = {}
+    missing: list[str] = []
+    for split, name in SPEECHCOMMANDS_LISTS.items():
+        listed = (base / name).read_text("utf-8").split() if (base / name).is_file() else [name]
+        missing += [each for each in listed if each not in left]
+        chosen[split] = [left.pop(each) for each in listed if each in left]
+    if missing or not left:
+        raise FileNotFoundError(
+            f"SpeechCommands in {base} lacks {_some(missing) or 'words to train on'}; remove this "
+            "folder and fetch it with --data.download true"
+        )
+    chosen["train"] = list(left.values())
+    words = sorted({path.parent.name for path in paths})
+    splits = {
+        split: [Clip(str(path), (words.index(path.parent.name),)) for path in chosen[split]]
+        for split in SPLITS
+    }
+    return Found(words, splits, multilabel=False)
+
+
+def esc50(root: Path, fold: int = 5) -> Found:
+    """ESC-50: ``root/meta/esc50.csv`` and ``root/audio/*``. Fold ``fold`` tests, the one before it
+    (before the first the last) validates, the others train. Classes are in the order of ``target``.
+
+    Raises: OSError or ValueError where it is not so.
+    """
+    _check_folder(root, "that of ESC-50, with meta/esc50.csv and audio")
+    rows = _rows(root / "meta" / "esc50.csv", ESC50_COLUMNS)
+    targets = [_number(row, "target", place) for place, row in rows]
+    names: dict[int, str] = {}
+    for (place, row), target in zip(rows, targets, strict=True):
+        if names.setdefault(target, row["category"]) != row["category"]:
+            raise ValueError(f"{place}: target {target} was {names[target]} before: correct one")
+    folds = [_number(row, "fold", place) for place, row in rows]
+    known = sorted(set(folds))
+    if fold not in known or len(known) < 3:
+        raise ValueError(
+            f"fold is {fold}, but {root / 'meta' / 'esc50.csv'} has {', '.join(map(str, known))}; "
+            "expected three folds or more, and --data.fold one of them"
+        )
+    order = sorted(names)
+    parts = {known[known.index(fold) - 1]: "val", fold: "test"}
+    splits: dict[str, list[Clip]] = {split: [] for split in SPLITS}
+    for path, part, target in zip(
+        _paths(root / "audio", rows, "filename"), folds, targets, strict=True
+    ):
+        splits[parts.get(part, "train")].append(Clip(path, (order.index(target),)))
+    return Found([names[target] for target in order], splits, multilabel=False)
+
+
+def audioset(root: Path) -> Found:
+    """AudioSet: ``class_labels_indices.csv`` and the ``…_segments.csv`` in ``root``, and sounds,
+    already cut, below it in any depth: ``<id>``, ``Y<id>``, or either with ``_<start>`` or
+    ``_<start>_<end>``. The evaluation set tests, both training sets train. Segments without a file
+    are left out, with one warning.
+
+    Raises: OSError or ValueError where it is not so, or has nothing to train on.
+    """
+    _check_folder(root, "that of AudioSet, with class_labels_indices.csv, its segments and sounds")
+    rows = _rows(root / "class_labels_indices.csv", AUDIOSET_CLASSES)
+    rows.sort(key=lambda row: _number(row[1], "index", row[0]))
+    label = {row["mid"]: number for number, (_, row) in enumerate(rows)}
+    files = _by_video(root)
+    splits: dict[str, list[Clip]] = {}
+    seen, absent = set(), []
+    for name, split in AUDIOSET_SEGMENTS.items():
+        for place, video, mids in _segments(root / name) if (root / name).is_file() else ():
+            if unknown := [mid for mid in mids if mid not in label]:
+                raise ValueError(f"{place}: {unknown[0]} is not in class_labels_indices.csv")
+            if video in seen:
+                raise ValueError(f"{place}: {video} was in a line before: remove one")
+            seen.add(video)
+            paths = files.get(video, [])
+            if len(paths) > 1:
+                raise ValueError(f"{' and '.join(paths)} are both of segment {video}: remove one")
+            if not paths:
+                absent.append(video)
+                continue
+            labels = tuple(sorted({label[mid] for mid in mids}))
+            splits.setdefault(split, []).append(Clip(paths[0], labels))
+    if "train" not in splits:
+        raise FileNotFoundError(
+            f"{root} has nothing to train on; expected balanced_train_segments.csv or "
+            "unbalanced_train_segments.csv, and sounds that are called as its first column"
+        )
+    if absent:
+        rank_zero_warn(
+            f"left out {len(absent)} of {len(seen)} segments of AudioSet that have no file below "
+            f"{root}: {_some(absent)}"
+        )
+    return Found([row["display_name"] for _, row in rows], splits, multilabel=True)
+
+
+def _by_video(root: Path) -> dict[str, list[str]]:
+    """Sounds by what may be the YouTube id of 11 characters in their names."""
+    found: dict[str, list[str]] = {}
+    for path in audio_files(root):
+        if match := re.match(r"Y?(.{11})(?:_\d[\d._-]*)?$", Path(path).stem):
+            found.setdefault(match[1], []).append(path)
+    return found
+
+
+def _segments(path: Path) -> Iterator[tuple[str, str, list[str]]]:
+    """Where it says so, the id, and the labels of each segment."""
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if line.startswith("#") or not line.strip():
+                continue
+            values = next(csv.reader([line], skipinitialspace=True))
+            if len(values) != 4:
+                raise ValueError(
+                    f"line {number} of {path}: {len(values)} values, expected YTID, start_seconds, "
+                    'end_seconds, "positive_labels"'
+                )
+            yield f"line {number} of {path}", values[0], values[3].split(",")
+
+
+def table(root: Path) -> Found:
+    """``root/{train,val,test}.csv`` with the columns ``file``, a path below ``root``, and
+    ``labels``, separated by ``,`` (then quoted) or ``;``. Classes are sorted. It is multi-label if
+    any row has other than one label.
+
+    Raises: OSError or ValueError for no train.csv, a file that is missing or in two rows, or a
+        label that train.csv does not have.
+    """
+    _check_folder(root, "one with train.csv, of the columns file and labels")
+    tables: dict[str, list[tuple[str, dict[str, str]]]] = {}
+    for path in sorted(root.glob("*.csv")):
+        split = SPELLINGS.get(path.stem.lower(), path.stem.lower())
+        if split in tables:
+            raise ValueError(f"{root} has two tables for {split}, {path.name} is one: remove one")
+        if split in SPLITS:
+            tables[split] = _rows(path, ("file", "labels"))
+    if "train" not in tables:
+        raise FileNotFoundError(
+            f"no train.csv in {root}; expected it with the columns file and labels"
+        )
+    names = {label for _, row in tables["train"] for label in _labels(row)}
+    rows = [(split, *row) for split, own in tables.items() for row in own]
+    multilabel = any(len(_labels(row)) != 1 for _, _, row in rows)
+    if len(names) < 2 - multilabel:
+        raise ValueError(
+            f"the table train of {root} has {len(names)} labels ({', '.join(names)}); expected two "
+            "or more"
+        )
+    classes = sorted(names)
+    number = {name: label for label, name in enumerate(classes)}
+    paths = _paths(root, [row[1:] for row in rows], "file")
+    splits: dict[str, list[Clip]] = {split: [] for split in SPLITS if split in tables}
+    for path, (split, place, row) in zip(paths, rows, strict=True):
+        if unknown := _labels(row) - names:
+            raise ValueError(
+                f"{place}: no row of the table train has the label {', '.join(sorted(unknown))}"
+            )
+        labels = tuple(sorted(number[name] for name in _labels(row)))
+        splits[split].append(Clip(path, labels))
+    return Found(classes, splits, multilabel)
+
+
+def complete(found: Found, seed: int) -> dict[str, list[Clip]]:
+    """All three splits: each that is absent has a tenth of the training sounds, chosen by ``seed``,
+    of every class if they have one each.
+
+    Raises: ValueError for a class with too few training sounds.
+    """
+    absent = [split for split in SPLITS if split not in found.splits]
+    train = found.splits["train"]
+    names = ["all classes"] if found.multilabel else found.classes
+    targets = np.array([0 if found.multilabel else clip.labels[0] for clip in train], dtype=int)
+    for name, count in zip(names, np.bincount(targets, minlength=len(names)), strict=True):
+        if count <= len(absent):
+            why = f", to hold out {' and '.join(absent)}: give more, or such splits"
+            raise ValueError(
+                f"train has {count} sounds of {name}, expected {1 + len(absent)} or more"
+                f"{why if absent else ''}"
+            )
+    held = hold_out(targets, absent, seed)
+    splits = found.splits | {split: [train[i] for i in own] for split, own in held.items()}
+    return {split: splits[split] for split in SPLITS}
+
+
+def _check_folder(root: Path, expected: str) -> None:
+    if not root.is_dir():
+        what = "is a file" if root.is_file() else "does not exist"
+        raise FileNotFoundError(f"the data folder {root} {what}; give --data.root {expected}")
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+Row = tuple[str, dict[str, str]]
+"""Which line of which table, and its values by column."""
+
+
+def _rows(path: Path, columns: Sequence[str]) -> list[Row]:
+    """The rows of a CSV. Raises OSError or ValueError for one without them or these columns."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no {path.name} in {path.parent}; expected it there")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            names = reader.fieldnames or []
+            rows = [(f"line {reader.line_num} of {path}", row) for row in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is no CSV of UTF-8 ({error}): save it as such") from error
+    if not set(columns) <= set(names):
+        raise ValueError(
+            f"{path} has the columns {names}, expected {', '.join(columns)}, separated by commas"
+        )
+    for place, row in rows:
+        if None in row or None in row.values():
+            raise ValueError(
+                f"{place} has other than {len(names)} values; put values that have commas in "
+                'quotes, "a,b"'
+            )
+    if not rows:
+        raise ValueError(f"{path} has no rows: add some, or remove it")
+    return rows
+
+
+def _number(row: dict[str, str], column: str, place: str) -> int:
+    if not row[column].strip().isdecimal():
+        raise ValueError(f"{place}: {column} is {row[column]!r}, expected a whole number")
+    return int(row[column])
+
+
+def _labels(row: dict[str, str]) -> set[str]:
+    return {name.strip() for name in re.split("[,;]", row["labels"])} - {""}
+
+
+def _paths(base: Path, rows: Sequence[Row], column: str) -> list[str]:
+    """The file of each row below ``base``. Raises OSError or ValueError for one not there, or in
+    two rows.
+    """
+    places: dict[str, str] = {}
+    for place, row in rows:
+        path = os.path.normpath(base / row[column].strip())
+        if path in places:
+            raise ValueError(f"{place} and {places[path]} are both of {path}: remove one")
+        places[path] = place
+    if missing := [path for path in places if not os.path.isfile(path)]:
+        raise FileNotFoundError(
+            f"{places[missing[0]]}: there is no {missing[0]} ({len(missing)} of {len(rows)} files "
+            "are missing): put them there, or remove their lines"
+        )
+    return list(places)
