@@ -92,6 +92,11 @@ def test_each_clip_has_mean_0_and_deviation_1_unless_numbers_are_given() -> None
         made = own(gain * sound)
         assert made.mean().abs() < 1e-5 and abs(made.std(correction=0) - 1) < 1e-5
     assert own(torch.zeros(8000)).abs().max() == 0
+    bins = Features(rate=8000, bins=24, per_bin=True)
+    low, high = raw(sound), bins(sound)
+    centred = low - low.mean(1, keepdim=True)
+    torch.testing.assert_close(high, centred / centred.std(correction=0), atol=1e-5, rtol=0)
+    assert bins(torch.zeros(8000)).abs().max() == 0
 
 
 def test_a_hop_is_whole_samples_and_the_step_says_so() -> None:
@@ -112,6 +117,7 @@ def test_a_hop_is_whole_samples_and_the_step_says_so() -> None:
         ({"bins": 400}, "more bands than 512 samples at 16000 Hz tell apart: give fewer"),
         ({"mean": 1.0}, "mean and std are given together"),
         ({"mean": 1.0, "std": 0.0}, "std above 0"),
+        ({"mean": 1.0, "std": 2.0, "per_bin": True}, "means of each clip: leave mean and std out"),
     ],
 )
 def test_bad_settings_are_named(settings: dict, message: str) -> None:
