@@ -85,9 +85,9 @@ def test_scores_are_those_of_a_plain_computation(sweep, tmp_path: Path) -> None:
     found = {(r["model"], r["kind"], float(r["value"]), r["way"]): r for r in rows}
     assert len(found) == len(rows) == 12
     task = AudioClassification.load_from_checkpoint(paths[0], map_location="cpu").eval()
-    own = Features(rate=8000, bins=40)
-    slow = Features(rate=8000, bins=40, hop=0.02, high=4000.0)
-    high = Features(rate=16000, bins=40, high=4000.0)
+    own = Features(rate=8000, bins=40, per_bin=True)
+    slow = Features(rate=8000, bins=40, per_bin=True, hop=0.02, high=4000.0)
+    high = Features(rate=16000, bins=40, per_bin=True, high=4000.0)
     expected = {
         ("digits", 0, ""): plainly(task, (7, 10), own),
         ("digits", 24, ""): plainly(task, (24, 24), own),
