@@ -98,6 +98,8 @@ class Trained:
             self.frames = int(stored["hyper_parameters"]["frames"])
             options = dict(stored["datamodule_hyper_parameters"])
             self.features = Features(**options["features"])
+            if options["source"] != "embedded":
+                raise ValueError(f"{path} was not trained on the embedded digits, which are swept")
         except (OSError, KeyError, TypeError, RuntimeError, UnpicklingError) as error:
             raise ValueError(f"{path} is no checkpoint of a classifier of sound") from error
         self.path = path

@@ -133,7 +133,7 @@ class AudioClassification(Classification):
         counts = owner.bincount(minlength=clips).unsqueeze(-1)
         answers = {}
         for question in parts[0]:
-            logits = torch.cat([part[question] for part in parts])
+            logits = torch.cat([part[question] for part in parts]).float()
             total = logits.new_zeros(clips, logits.shape[-1]).index_add(0, owner, logits)
             answers[question] = total / counts
         return answers

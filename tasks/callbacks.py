@@ -75,6 +75,10 @@ class PredictionWriter(BasePredictionWriter):
             cells = {"file": str(file)}
             for question in questions:
                 if "probabilities" in prediction[question]:
+                    if "file" in names[question]:
+                        raise ValueError(
+                            "a class is called 'file', as the column of files is: rename it"
+                        )
                     each = prediction[question]["probabilities"][row].tolist()
                     cells |= {n: f"{p:.6f}" for n, p in zip(names[question], each, strict=True)}
                     continue

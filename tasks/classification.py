@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, cast
@@ -8,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torchmetrics import MeanMetric, Metric
-from torchmetrics.classification import MulticlassAccuracy, MultilabelAveragePrecision
+from torchmetrics.classification import MulticlassAccuracy
 
 from mmpos.models.classifier import check_questions
 from tasks.base import Task
+from tasks.metrics import MeanAveragePrecision
 
 Inputs = Tensor | tuple[Tensor, ...]
 """What the network takes: one tensor, or several, such as `tasks.data.padding.Padded`."""
@@ -29,7 +31,7 @@ class Classification(Task):
 
     If inputs are ``multilabel``, each has any number of the classes of a single question: labels
     are 0 and 1 ``[B, classes]``, the loss is the mean of binary cross entropies, and in place of
-    accuracy ``mAP`` is logged, the mean over classes of their average precision.
+    accuracy ``mAP`` is logged, the mean of the average precision of classes that occur.
 
     Args:
         classes: the answers to each question, in the order of labels; a list of names for a single
@@ -70,8 +72,10 @@ class Classification(Task):
         )
         self.classes = dict(classes) if isinstance(classes, Mapping) else {"class": list(classes)}
         for question, answers in self.classes.items():
-            if len(answers) < 2:
+            if len(answers) < 2 - multilabel:
                 raise ValueError(f"question {question!r} needs two answers or more, got {answers}")
+            if twice := [name for name, count in Counter(answers).items() if count > 1]:
+                raise ValueError(f"question {question!r} has the answer {twice[0]!r} twice")
         check_questions(self.questions)
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing is a share below 1, got {label_smoothing}")
@@ -89,7 +93,7 @@ class Classification(Task):
     def _new_metrics(self) -> dict[str, nn.Module]:
         if self.multilabel:
             (answers,) = self.questions.values()
-            return {"loss": MeanMetric(), "mAP": MultilabelAveragePrecision(answers)}
+            return {"loss": MeanMetric(), "mAP": MeanAveragePrecision(answers)}
         accuracies = {
             f"{question}_accuracy": MulticlassAccuracy(len(answers), average="micro")
             for question, answers in self.classes.items()
@@ -144,7 +148,7 @@ class Classification(Task):
         metrics["loss"].update(self._loss(logits, labels), size)
         for question, answers in logits.items():
             if self.multilabel:
-                metrics["mAP"].update(answers.float().sigmoid(), labels[question].long())
+                metrics["mAP"].update(answers, labels[question].long())
             else:
                 metrics[f"{question}_accuracy"].update(answers, labels[question])
         for name in metrics:  # objects, which Lightning computes over all processes

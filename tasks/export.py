@@ -11,6 +11,7 @@ from typing import Any
 
 import timm
 import torch
+import yaml
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from mmpos.interop.timm import Backbone, describe, replace
 from mmpos.interop.timm.backbone import blank
 from mmpos.interop.timm.places import NAME, Places
 from mmpos.models import BackboneClassifier
+from tasks.checkpoints import architecture
 from tasks.configs import CommandError
 from tasks.image import ImageClassification
 
@@ -57,6 +59,9 @@ def export(checkpoint: str | Path, output: str | Path) -> list[str]:
 def _loaded(path: Path) -> ImageClassification:
     if not path.is_file():
         raise CommandError(f"there is no checkpoint at {path}")
+    kind = yaml.safe_load(architecture(str(path)) or "{}").get("model", {}).get("class_path")
+    if kind and kind.startswith("tasks.") and kind != "tasks.ImageClassification":
+        raise CommandError(f"{path} is of {kind}: export is for tasks.ImageClassification")
     try:
         with blank():
             task = ImageClassification.load_from_checkpoint(path, map_location="cpu")

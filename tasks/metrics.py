@@ -2,7 +2,9 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softsign
 from torchmetrics import Metric
+from torchmetrics.functional.classification import binary_average_precision
 from torchmetrics.utilities import dim_zero_cat
 
 
@@ -66,3 +68,38 @@ class ExactMatch(Metric):
         right, lengths = dim_zero_cat(self.right).float(), dim_zero_cat(self.lengths)
         found = lengths.unique().tolist()
         return right.mean(), {length: right[lengths == length].mean() for length in found}
+
+
+class MeanAveragePrecision(Metric):
+    """The mean over classes of the average precision of logits, of the classes that occur.
+
+    A class without a positive has no precision; torchmetrics' `MultilabelAveragePrecision` counts
+    it as 0. Logits are ranked as they are, since a sigmoid rounds large ones to 1. NaN where no
+    class occurs.
+    """
+
+    full_state_update = False
+    logits: list[Tensor]
+    labels: list[Tensor]
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.add_state("logits", [], dist_reduce_fx="cat")
+        self.add_state("labels", [], dist_reduce_fx="cat")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Add logits and labels of 0 and 1, both ``[B, classes]``."""
+        self.logits.append(logits.detach().float())
+        self.labels.append(labels.long())
+
+    def compute(self) -> Tensor:
+        """The mean."""
+        scores = (softsign(dim_zero_cat(self.logits)) + 1) / 2  # in their order, in 0 … 1
+        labels = dim_zero_cat(self.labels)
+        each = [
+            binary_average_precision(scores[:, index], labels[:, index])
+            for index in range(self.classes)
+            if labels[:, index].any()
+        ]
+        return torch.stack(each).mean() if each else scores.new_tensor(torch.nan)

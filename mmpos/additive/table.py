@@ -185,7 +185,8 @@ class TableEncoding(AdditiveEncoding):
             )
         raise ValueError(
             f"position {bad} is no cell of the table: it has a row for each whole position of the "
-            f"grid {_times(grid)}, from 0 on{also}"
+            f"grid {_times(grid)}, from 0 on{also}; resize the table, or give it coordinates, by "
+            "which it is read between its rows"
         )
 
     def extra_repr(self) -> str:

@@ -42,7 +42,7 @@ class ContentBias(Specified, nn.Module, ABC):
 
     It is called once per forward pass, and gives what `mmpos.attend` and `prepare` take as
     ``bias``. Positions and what they mean are as for `AttentionBias`. ``head_dim`` must be given; a
-    `mmpos.models.Transformer` gives it to the classes and callables in its slots.
+    `mmpos.models.Transformer` gives it to classes and their partials in its slots.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ class FrameEmbedding(nn.Module):
     @property
     def stride(self) -> int:
         """Frames from a token to the next."""
-        return math.prod(layer.stride[0] for layer in self._layers)
+        return math.prod([layer.stride[0] for layer in self._layers])
 
     @property
     def left(self) -> int:

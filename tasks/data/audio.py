@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
@@ -53,13 +53,15 @@ class Audio(DataModule):
         digits: fewest and most digits of a sequence, and ``train_digits`` those of training ones,
             the same by default.
         test_voices: whom embedded tests are of: voices held out, "synthetic", or a "recorded" one.
-        features: what frames are made, see `Features`; for "embedded" of 8 kHz and 40 bins.
+        features: what frames are made, see `Features`, whose defaults hold for what is left out; if
+            nothing is given, for "embedded" of 8 kHz, 40 bins, with ``per_bin``.
         spec_augment: masks in training, see `SpecAugment`; none by default.
         seconds: the longest clip that the model is made for.
         overlap: of windows, as a part of their length.
         batch_size: clips of a batch in each process.
         num_workers: loader processes in each process; 0 loads in the process itself.
-        train_samples: use so many training clips, of files as evenly over the classes as can be.
+        train_samples: use so many training clips, of files as evenly over the classes as can be;
+            all by default, of "embedded" 2,000 in each epoch.
         eval_samples: embedded sequences of validation and test each.
         on_error: ``skip`` leaves out files that cannot be read, with one warning that counts and
             names them; reads every file once beforehand.
@@ -99,12 +101,15 @@ class Audio(DataModule):
             if value not in get_args(choices[name]):
                 raise ValueError(f"{name} is {value!r}; expected one of {get_args(choices[name])}")
         own = _made(Features, features) or (
-            Features(rate=SAMPLE_RATE, bins=40) if source == "embedded" else Features()
+            Features(rate=SAMPLE_RATE, bins=40, per_bin=True)
+            if source == "embedded"
+            else Features()
         )
         masks = _made(SpecAugment, spec_augment)
-        features = cast("Any", asdict(own))
-        spec_augment = cast("Any", None if masks is None else asdict(masks))
-        self.save_hyperparameters()
+        self.save_hyperparameters(ignore=["features", "spec_augment"])
+        # what a model was trained on, whatever was left out, goes with its checkpoint
+        self.hparams["features"] = asdict(own)
+        self.hparams["spec_augment"] = None if masks is None else asdict(masks)
         self.source = source
         self.root = None if root is None else Path(root)
         self.download = download
@@ -219,7 +224,7 @@ class Audio(DataModule):
     def _spoken(self, split: str) -> Digits:
         training = split == "train"
         voices: Any = "recorded" if split == "test" and self.test_voices == "recorded" else split
-        count = (self.train_samples or 4000) if training else self.eval_samples
+        count = (self.train_samples or 2000) if training else self.eval_samples
         digits = self.train_digits if training else self.digits
         seed = self.seed if training else 0
         spoken = SpokenDigits(voices, count, (digits[0], digits[1]), seed=seed)

@@ -237,6 +237,12 @@ def table(root: Path) -> Found:
     names = {label for _, row in tables["train"] for label in _labels(row)}
     rows = [(split, *row) for split, own in tables.items() for row in own]
     multilabel = any(len(_labels(row)) != 1 for _, _, row in rows)
+    bare = [place for _, place, row in rows if not _labels(row)]
+    if bare and not any(len(_labels(row)) > 1 for _, _, row in rows):
+        rank_zero_warn(
+            f"{bare[0]} has no label ({len(bare)} rows have none): clips are taken to have any "
+            "number of labels, here one or none"
+        )
     if len(names) < 2 - multilabel:
         raise ValueError(
             f"the table train of {root} has {len(names)} labels ({', '.join(names)}); expected two "

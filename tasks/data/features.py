@@ -26,12 +26,13 @@ class Features:
 
     Args:
         kind: ``log_mel``, natural logarithms of mel bands of the power; ``kaldi``, the filter banks
-            of that toolkit, as AST takes them (arXiv:2104.01778, sec. 2.1); or ``waveform``, each
-            sample a frame of one bin.
+            of that toolkit, with ``center=False, mean=-4.2677, std=9.138, bins=128`` as AST takes
+            them (arXiv:2104.01778, sec. 2.1); or ``waveform``, each sample a frame of one bin.
         rate: samples in a second, which all sounds are brought to.
         window, hop: length of a frame, and from a frame to the next, in seconds (of whole samples;
             the FFT has the next power of two).
-        bins: mel bands.
+        bins: mel bands; so many of Kaldi's that low ones hold no frequency, as AST's do, are
+            constant there.
         low, high: of the bands, in Hz; half the rate by default.
         center: whether frame ``i`` has its middle at ``i · hop`` (``(i + ½) · hop`` in Kaldi's),
             with zeros around the sound (in Kaldi's its mirror image); else its start, and what does
@@ -72,7 +73,10 @@ class Features:
                 f"{self.mean} and {self.std}"
             )
         if self.per_bin and self.mean is not None:
-            raise ValueError("features.per_bin takes means of each clip: leave mean and std out")
+            raise ValueError(
+                "features.per_bin takes the means of each clip: leave mean and std out, or set "
+                "--data.features.per_bin false"
+            )
         if self.kind == "waveform":
             return
         if min(self.samples(self.window), self.samples(self.hop)) < 1:
@@ -219,6 +223,6 @@ class SpecAugment:
         for _ in range(self.masks):
             for axis, most in ((1, self.bins), (2, round(self.time / step))):
                 if most:
-                    most = min(most, features.shape[axis - 1])
-                    features = mask_along_axis(features.unsqueeze(0), most, 0.0, axis).squeeze(0)
+                    bound = min(most + 1, features.shape[axis - 1])  # which is never reached
+                    features = mask_along_axis(features.unsqueeze(0), bound, 0.0, axis).squeeze(0)
         return features

@@ -118,9 +118,9 @@ class Sounds(Dataset[tuple[list[Tensor], Any]]):
 
     A sound of up to ``seconds`` is a single window. A longer one is refused (``raise``), is whole
     all the same (``extend``), or is cut into ``windows`` of that length, which share ``overlap`` of
-    it with the one before; the last holds what is left. With a ``seed``, for training, it is a
-    single window from a random place instead, and `SpecAugment` masks its frames; what is drawn
-    follows from ``(seed, i)``.
+    it with the one before; the last ends with the sound, and shares more. With a ``seed``, for
+    training, it is a single window from a random place instead, and `SpecAugment` masks its frames;
+    what is drawn follows from ``(seed, i)``. Each window is a sound of its own to `Features`.
 
     Raises: ValueError for a sound that is longer, naming it.
     """
@@ -157,7 +157,8 @@ class Sounds(Dataset[tuple[list[Tensor], Any]]):
         self.check(index)
         labels = self.source.labels(index)
         if self.seed is None:
-            return self._windows(self.features(self.source.sound(index, 0.0, None))), labels
+            sound = self.source.sound(index, 0.0, None)
+            return [self.features(part) for part in self._windows(sound)], labels
         with isolate_rng(include_cuda=False):
             torch.default_generator.manual_seed(hash((self.seed, index)))
             start, part = 0.0, None
@@ -169,13 +170,13 @@ class Sounds(Dataset[tuple[list[Tensor], Any]]):
                 frames = self.augment(frames, self.features.step)
         return [frames], labels
 
-    def _windows(self, frames: Tensor) -> list[Tensor]:
-        length = self.features.frames(self.features.samples(self.seconds))
-        if self.longer != "windows" or frames.shape[-1] <= length:
-            return [frames]
+    def _windows(self, sound: Tensor) -> list[Tensor]:
+        length = self.features.samples(self.seconds)
+        if self.longer != "windows" or len(sound) <= length:
+            return [sound]
         hop = max(1, round(length * (1 - self.overlap)))
-        last = frames.shape[-1] - length + hop  # a window further on would add nothing
-        return [frames[:, start : start + length] for start in range(0, last, hop)]
+        last = len(sound) - length
+        return [sound[start : start + length] for start in (*range(0, last, hop), last)]
 
     def batch(self, items: Sequence[tuple[list[Tensor], Any]]) -> tuple[Sound, Any]:
         """Of items: their windows, padded to the longest, and all labels."""

@@ -117,7 +117,10 @@ def test_a_hop_is_whole_samples_and_the_step_says_so() -> None:
         ({"bins": 400}, "more bands than 512 samples at 16000 Hz tell apart: give fewer"),
         ({"mean": 1.0}, "mean and std are given together"),
         ({"mean": 1.0, "std": 0.0}, "std above 0"),
-        ({"mean": 1.0, "std": 2.0, "per_bin": True}, "means of each clip: leave mean and std out"),
+        (
+            {"mean": 1.0, "std": 2.0, "per_bin": True},
+            r"leave mean and std out, or set --data.features.per_bin false",
+        ),
     ],
 )
 def test_bad_settings_are_named(settings: dict, message: str) -> None:
@@ -142,6 +145,10 @@ def test_masks_are_stretches_and_bands_of_the_mean() -> None:
         most = [max(most[0], int(bands.sum())), max(most[1], int(times.sum()))]
         silent.append(masked.float().mean())
     assert 5 < most[0] <= 10 and 20 < most[1] <= 40
+    one = [SpecAugment(bins=1, masks=1)(torch.ones(40, 9), 0.01).eq(0).any() for _ in range(40)]
+    widths = [SpecAugment(bins=3, masks=1)(torch.ones(40, 9), 0.01) for _ in range(200)]
+    assert 5 < sum(one) < 35
+    assert {int(w.eq(0).all(1).sum()) for w in widths} == {0, 1, 2, 3}
     assert torch.equal(SpecAugment()(torch.ones(4, 9), 0.01), torch.ones(4, 9))
     short = SpecAugment(time=5.0, bins=99)(torch.ones(4, 9), 0.01)
     assert short.shape == (4, 9)
