@@ -279,7 +279,7 @@ class Audio(DataModule):
             )
         rank_zero_warn(
             f"left out {len(broken)} of {len(paths)} files{where} that cannot be read: "
-            f"{_listed(broken)}"
+            f"{_listed(broken, len(broken))}"
         )
         return kept
 
@@ -317,6 +317,6 @@ def _made(kind: type, given: Any) -> Any:
     return kind(**given) if isinstance(given, Mapping) else given
 
 
-def _listed(broken: Mapping[str, str]) -> str:
-    more = f" and {len(broken) - 5} more" if len(broken) > 5 else ""
-    return ", ".join(f"{path} ({why})" for path, why in list(broken.items())[:5]) + more
+def _listed(broken: Mapping[str, str], most: int = 5) -> str:
+    more = f" and {len(broken) - most} more" if len(broken) > most else ""
+    return ", ".join(f"{path} ({why})" for path, why in list(broken.items())[:most]) + more
