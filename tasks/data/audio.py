@@ -262,7 +262,7 @@ class Audio(DataModule):
         """Without what cannot be read, if it is to be skipped; else the headers of all are read."""
         paths = list(dict.fromkeys(clip.path for clip in clips))
         if self.on_error == "raise":
-            for path in paths:
+            for path in () if self.longer == "raise" else paths:  # lengths are read there anyway
                 seconds_of(path)
             return clips
         broken = unreadable(paths, self.features.rate)

@@ -1,9 +1,8 @@
 """Where sounds with labels come from: folders, SpeechCommands, ESC-50, AudioSet, tables."""
 
 import csv
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from torchaudio.datasets import SPEECHCOMMANDS
 from .audio_files import audio_files
 from .sources import SPELLINGS, folder_classes, split_folders
 from .splits import SPLITS, hold_out
+from .tables import check_folder, number_in, paths_of, rows_of, some
 
 SPEECHCOMMANDS_FOLDER = Path("SpeechCommands", "speech_commands_v0.02")
 SPEECHCOMMANDS_LISTS = {"val": "validation_list.txt", "test": "testing_list.txt"}
@@ -27,12 +27,10 @@ AUDIOSET_SEGMENTS = {
 
 
 class Clip(NamedTuple):
-    """A sound file, or ``seconds`` of it from ``start`` on, and the indices of its classes."""
+    """A sound file, and the indices of its classes."""
 
     path: str
     labels: tuple[int, ...]
-    start: float = 0.0
-    seconds: float | None = None
 
 
 class Found(NamedTuple):
@@ -49,7 +47,7 @@ def folder(root: Path) -> Found:
     Raises: OSError or ValueError for no training data, fewer than two classes, a class without
         sounds, or other classes in a split than in train.
     """
-    _check_folder(root, "one with a folder of sounds for each class, or train, val, test of such")
+    check_folder(root, "one with a folder of sounds for each class, or train, val, test of such")
     classes = folder_classes(root, "sounds")
     splits = {
         split: [
@@ -105,7 +103,7 @@ def speechcommands(root: Path) -> Found:
         chosen[split] = [left.pop(each) for each in listed if each in left]
     if missing or not left:
         raise FileNotFoundError(
-            f"SpeechCommands in {base} lacks {_some(missing) or 'words to train on'}; remove this "
+            f"SpeechCommands in {base} lacks {some(missing) or 'words to train on'}; remove this "
             "folder and fetch it with --data.download true"
         )
     chosen["train"] = list(left.values())
@@ -123,14 +121,14 @@ def esc50(root: Path, fold: int = 5) -> Found:
 
     Raises: OSError or ValueError where it is not so.
     """
-    _check_folder(root, "that of ESC-50, with meta/esc50.csv and audio")
-    rows = _rows(root / "meta" / "esc50.csv", ESC50_COLUMNS)
-    targets = [_number(row, "target", place) for place, row in rows]
+    check_folder(root, "that of ESC-50, with meta/esc50.csv and audio")
+    rows = rows_of(root / "meta" / "esc50.csv", ESC50_COLUMNS)
+    targets = [number_in(row, "target", place) for place, row in rows]
     names: dict[int, str] = {}
     for (place, row), target in zip(rows, targets, strict=True):
         if names.setdefault(target, row["category"]) != row["category"]:
             raise ValueError(f"{place}: target {target} was {names[target]} before: correct one")
-    folds = [_number(row, "fold", place) for place, row in rows]
+    folds = [number_in(row, "fold", place) for place, row in rows]
     known = sorted(set(folds))
     if fold not in known or len(known) < 3:
         raise ValueError(
@@ -141,7 +139,7 @@ def esc50(root: Path, fold: int = 5) -> Found:
     parts = {known[known.index(fold) - 1]: "val", fold: "test"}
     splits: dict[str, list[Clip]] = {split: [] for split in SPLITS}
     for path, part, target in zip(
-        _paths(root / "audio", rows, "filename"), folds, targets, strict=True
+        paths_of(root / "audio", rows, "filename"), folds, targets, strict=True
     ):
         splits[parts.get(part, "train")].append(Clip(path, (order.index(target),)))
     return Found([names[target] for target in order], splits, multilabel=False)
@@ -155,9 +153,9 @@ def audioset(root: Path) -> Found:
 
     Raises: OSError or ValueError where it is not so, or has nothing to train on.
     """
-    _check_folder(root, "that of AudioSet, with class_labels_indices.csv, its segments and sounds")
-    rows = _rows(root / "class_labels_indices.csv", AUDIOSET_CLASSES)
-    rows.sort(key=lambda row: _number(row[1], "index", row[0]))
+    check_folder(root, "that of AudioSet, with class_labels_indices.csv, its segments and sounds")
+    rows = rows_of(root / "class_labels_indices.csv", AUDIOSET_CLASSES)
+    rows.sort(key=lambda row: number_in(row[1], "index", row[0]))
     label = {row["mid"]: number for number, (_, row) in enumerate(rows)}
     files = _by_video(root)
     splits: dict[str, list[Clip]] = {}
@@ -185,7 +183,7 @@ def audioset(root: Path) -> Found:
     if absent:
         rank_zero_warn(
             f"left out {len(absent)} of {len(seen)} segments of AudioSet that have no file below "
-            f"{root}: {_some(absent)}"
+            f"{root}: {some(absent)}"
         )
     return Found([row["display_name"] for _, row in rows], splits, multilabel=True)
 
@@ -222,14 +220,14 @@ def table(root: Path) -> Found:
     Raises: OSError or ValueError for no train.csv, a file that is missing or in two rows, or a
         label that train.csv does not have.
     """
-    _check_folder(root, "one with train.csv, of the columns file and labels")
+    check_folder(root, "one with train.csv, of the columns file and labels")
     tables: dict[str, list[tuple[str, dict[str, str]]]] = {}
     for path in sorted(root.glob("*.csv")):
         split = SPELLINGS.get(path.stem.lower(), path.stem.lower())
         if split in tables:
             raise ValueError(f"{root} has two tables for {split}, {path.name} is one: remove one")
         if split in SPLITS:
-            tables[split] = _rows(path, ("file", "labels"))
+            tables[split] = rows_of(path, ("file", "labels"))
     if "train" not in tables:
         raise FileNotFoundError(
             f"no train.csv in {root}; expected it with the columns file and labels"
@@ -250,7 +248,7 @@ def table(root: Path) -> Found:
         )
     classes = sorted(names)
     number = {name: label for label, name in enumerate(classes)}
-    paths = _paths(root, [row[1:] for row in rows], "file")
+    paths = paths_of(root, [row[1:] for row in rows], "file")
     splits: dict[str, list[Clip]] = {split: [] for split in SPLITS if split in tables}
     for path, (split, place, row) in zip(paths, rows, strict=True):
         if unknown := _labels(row) - names:
@@ -284,70 +282,5 @@ def complete(found: Found, seed: int) -> dict[str, list[Clip]]:
     return {split: splits[split] for split in SPLITS}
 
 
-def _check_folder(root: Path, expected: str) -> None:
-    if not root.is_dir():
-        what = "is a file" if root.is_file() else "does not exist"
-        raise FileNotFoundError(f"the data folder {root} {what}; give --data.root {expected}")
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
-
-
-Row = tuple[str, dict[str, str]]
-"""Which line of which table, and its values by column."""
-
-
-def _rows(path: Path, columns: Sequence[str]) -> list[Row]:
-    """The rows of a CSV. Raises OSError or ValueError for one without them or these columns."""
-    if not path.is_file():
-        raise FileNotFoundError(f"no {path.name} in {path.parent}; expected it there")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            names = reader.fieldnames or []
-            rows = [(f"line {reader.line_num} of {path}", row) for row in reader]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is no CSV of UTF-8 ({error}): save it as such") from error
-    if not set(columns) <= set(names):
-        raise ValueError(
-            f"{path} has the columns {names}, expected {', '.join(columns)}, separated by commas"
-        )
-    for place, row in rows:
-        if None in row or None in row.values():
-            raise ValueError(
-                f"{place} has other than {len(names)} values; put values that have commas in "
-                'quotes, "a,b"'
-            )
-    if not rows:
-        raise ValueError(f"{path} has no rows: add some, or remove it")
-    return rows
-
-
-def _number(row: dict[str, str], column: str, place: str) -> int:
-    if not row[column].strip().isdecimal():
-        raise ValueError(f"{place}: {column} is {row[column]!r}, expected a whole number")
-    return int(row[column])
-
-
 def _labels(row: dict[str, str]) -> set[str]:
     return {name.strip() for name in re.split("[,;]", row["labels"])} - {""}
-
-
-def _paths(base: Path, rows: Sequence[Row], column: str) -> list[str]:
-    """The file of each row below ``base``. Raises OSError or ValueError for one not there, or in
-    two rows.
-    """
-    places: dict[str, str] = {}
-    for place, row in rows:
-        path = os.path.normpath(base / row[column].strip())
-        if path in places:
-            raise ValueError(f"{place} and {places[path]} are both of {path}: remove one")
-        places[path] = place
-    if missing := [path for path in places if not os.path.isfile(path)]:
-        raise FileNotFoundError(
-            f"{places[missing[0]]}: there is no {missing[0]} ({len(missing)} of {len(rows)} files "
-            "are missing): put them there, or remove their lines"
-        )
-    return list(places)

@@ -67,15 +67,13 @@ class Files:
         return len(self.clips)
 
     def seconds(self, index: int) -> float:
-        clip = self.clips[index % len(self)]
-        return seconds_of(clip.path) - clip.start if clip.seconds is None else clip.seconds
+        return seconds_of(self.name(index))
 
     def name(self, index: int) -> str:
         return self.clips[index % len(self)].path
 
     def sound(self, index: int, start: float, seconds: float | None) -> Tensor:
-        clip = self.clips[index % len(self)]
-        return read_audio(clip.path, self.rate, clip.start + start, seconds or clip.seconds)
+        return read_audio(self.name(index), self.rate, start, seconds)
 
     def labels(self, index: int) -> Any:
         clip = self.clips[index % len(self)]

@@ -40,8 +40,7 @@ def named(found: Found, root: Path) -> dict[str, list[tuple[str, list[str]]]]:
     return {
         split: [
             (str(Path(path).relative_to(root)), [found.classes[label] for label in labels])
-            for path, labels, start, seconds in clips
-            if (start, seconds) == (0, None)
+            for path, labels in clips
         ]
         for split, clips in found.splits.items()
     }
