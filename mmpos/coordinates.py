@@ -116,7 +116,7 @@ class Scaled(Coordinates):
 
     Args:
         reference: cells of the reference grid on each axis; by default the grid that the encoding
-            was made for.
+            was made for. An axis with None is left as it is: time beside height and width, say.
         offset: of the place that is read within a cell; 0 is its start, 0.5 its centre.
 
     Raises: in the call, ValueError without ``extent``, or without a reference where the encoding
@@ -128,7 +128,7 @@ class Scaled(Coordinates):
 
     def __init__(
         self,
-        reference: Sequence[int] | None = None,
+        reference: Sequence[int | None] | None = None,
         *,
         offset: float = 0.0,
         shift: float = 0.0,
@@ -137,7 +137,7 @@ class Scaled(Coordinates):
     ) -> None:
         super().__init__(shift=shift, jitter=jitter, rescale=rescale)
         if reference is not None:
-            axis_count(tuple(reference))
+            axis_count(tuple(1 if size is None else size for size in reference))
         self.reference = None if reference is None else tuple(reference)
         self.offset = offset
 
@@ -153,8 +153,13 @@ class Scaled(Coordinates):
                 f"Scaled(reference={reference}) has {len(reference)} axes, "
                 f"the encoding has {axis_count(axes)}"
             )
-        wanted = torch.tensor(reference, dtype=positions.dtype, device=positions.device)
-        return (positions + self.offset) * (wanted / _extent(self, extent, positions))
+        sizes = [size or 1 for size in reference]
+        wanted = torch.tensor(sizes, dtype=positions.dtype, device=positions.device)
+        scaled = (positions + self.offset) * (wanted / _extent(self, extent, positions))
+        if None not in reference:
+            return scaled
+        fixed = torch.tensor([size is None for size in reference], device=positions.device)
+        return torch.where(fixed, positions, scaled)
 
 
 Side = Literal["own", "longest", "shortest"]

@@ -20,22 +20,18 @@ tables: percent right, mean of the seeds, lowest and highest in parentheses; cha
 from __future__ import annotations
 
 import argparse
-import csv
-import logging
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from pickle import UnpicklingError
 from statistics import mean
 from typing import Any, NamedTuple
 
 import matplotlib
 import torch
-from compare_encodings import train_all
 from matplotlib import colormaps, pyplot
 from rich.console import Console
 from rich.table import Table
+from sweeps import Checkpoint, Curves, cell, curves, label, parsed, write_csv
 
 from mmpos.additive import LearnedEncoding
 from mmpos.resample import Resampling
@@ -89,30 +85,13 @@ def right(task: AudioClassification, data: Audio) -> tuple[float, float]:
     return hits / answers, mean(source.seconds(index) for index in range(len(source)))
 
 
-class Trained:
+class Trained(Checkpoint):
     """A checkpoint of the command, and what it was trained on."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            stored = torch.load(path, map_location="cpu", weights_only=True)
-            self.frames = int(stored["hyper_parameters"]["frames"])
-            options = dict(stored["datamodule_hyper_parameters"])
-            self.features = Features(**options["features"])
-            if options["source"] != "embedded":
-                raise ValueError(f"{path} was not trained on the embedded digits, which are swept")
-        except (OSError, KeyError, TypeError, RuntimeError, UnpicklingError) as error:
-            raise ValueError(f"{path} is no checkpoint of a classifier of sound") from error
-        self.path = path
-        self.options = {k: v for k, v in options.items() if not k.startswith("_")}
-
-    @property
-    def name(self) -> tuple[str, str]:
-        """Its model and seed, by its folder ``NAME-SEED``, else its path."""
-        for part in self.path.parts[::-1]:
-            name, _, seed = part.rpartition("-")
-            if name and seed.isdigit():
-                return name, seed
-        return str(self.path), ""
+        super().__init__(path, "a classifier of sound", ["frames"])
+        self.frames = int(self.settings["frames"])
+        self.features = Features(**self.options["features"])
 
     def data(self, **options: Any) -> Audio:
         return Audio(**{**self.options, "seed": 0, "spec_augment": None, **options})
@@ -184,21 +163,13 @@ def sweep(
     return scores
 
 
-Curves = dict[tuple[str, str], dict[float, list[float]]]
-"""By model and way: what all seeds reached under each condition."""
-
-
-def curves(scores: Sequence[Score], kind: str) -> Curves:
-    out: Curves = defaultdict(lambda: defaultdict(list))
-    for score in scores:
-        if score.kind == kind:
-            out[score.model, score.way][score.value].append(100 * score.right)
-    return out
+def of_kind(scores: Sequence[Score], kind: str) -> Curves:
+    return curves((s.model, s.way, s.value, s.right) for s in scores if s.kind == kind)
 
 
 def table(scores: Sequence[Score], kind: str) -> Table:
     """A row for each model and way."""
-    found = curves(scores, kind)
+    found = of_kind(scores, kind)
     lengths = {s.value: s.seconds for s in scores if s.kind == kind}
     heads = [
         f"{value:g}"
@@ -211,17 +182,8 @@ def table(scores: Sequence[Score], kind: str) -> Table:
     unit = {"digits": "digits", "hop": "hop in seconds", "rate": "sample rate in Hz"}[kind]
     out = Table("model", *heads, title=f"right answers in percent by {unit}; chance is 33.3")
     for (name, way), curve in found.items():
-        out.add_row(
-            f"{name}, {way}" if way else name, *(_cell(curve.get(v)) for v in sorted(lengths))
-        )
+        out.add_row(label(name, way), *(cell(curve.get(v)) for v in sorted(lengths)))
     return out
-
-
-def _cell(values: Sequence[float] | None) -> str:
-    if not values:
-        return "–"
-    spread = f" ({min(values):.0f}–{max(values):.0f})" if len(values) > 1 else ""
-    return f"{mean(values):.1f}{spread}"
 
 
 def picture(path: Path, scores: Sequence[Score]) -> None:
@@ -230,12 +192,12 @@ def picture(path: Path, scores: Sequence[Score]) -> None:
     names = list(dict.fromkeys(score.model for score in scores))
     for panel, kind in zip(panels, ("digits", "hop", "rate"), strict=True):
         lengths = {s.value: s.seconds for s in scores if s.kind == kind}
-        for (name, way), curve in curves(scores, kind).items():
+        for (name, way), curve in of_kind(scores, kind).items():
             at = [lengths[v] if kind == "digits" else v for v in sorted(curve)]
             means = [mean(curve[value]) for value in sorted(curve)]
             style = {"": "o-", "windows": "s:"}.get(way, "^--")
             color = colormaps["tab10"](names.index(name))
-            panel.plot(at, means, style, color=color, label=f"{name}, {way}" if way else name)
+            panel.plot(at, means, style, color=color, label=label(name, way))
         panel.axhline(100 / 3, color="grey", linestyle=":")
         panel.set_xlabel({"digits": "seconds", "hop": "hop, seconds", "rate": "rate, Hz"}[kind])
         panel.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
@@ -246,39 +208,18 @@ def picture(path: Path, scores: Sequence[Score]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Test classifiers of sound at other durations.")
-    parser.add_argument("checkpoints", nargs="*", type=Path)
-    parser.add_argument("--train", action="store_true", help="train the models first")
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--digits", nargs="*", type=int, default=[12, 16, 24, 32])
     parser.add_argument("--hops", nargs="*", type=float, default=[0.005, 0.008, 0.0125, 0.02])
     parser.add_argument("--rates", nargs="*", type=int, default=[16000, 44100])
     parser.add_argument("--sequences", type=int, default=300, help="of each condition")
     parser.add_argument("--voices", default="synthetic", choices=["synthetic", "recorded"])
-    parser.add_argument("--output", type=Path, default=Path("runs/durations"))
-    chosen, options = parser.parse_known_args(argv)
-    if options and not chosen.train:
-        parser.error(f"unrecognized arguments: {' '.join(options)}")
-    if chosen.train == bool(chosen.checkpoints):
-        parser.error(
-            "name checkpoints, or give --train, with options for the command as --name=value"
-        )
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    paths = chosen.checkpoints
-    if chosen.train:
-        models = {name: ["--config", "audio", *MODELS[name]] for name in chosen.models}
-        paths = train_all(models, chosen.seeds, chosen.output, chosen.jobs, options)
+    chosen, paths = parsed(parser, MODELS, "audio", "runs/durations", argv)
     own = {"eval_samples": chosen.sequences, "test_voices": chosen.voices}
     try:
         scores = sweep(paths, chosen.digits, chosen.hops, chosen.rates, own)
     except ValueError as error:
         parser.error(str(error))
-    chosen.output.mkdir(parents=True, exist_ok=True)
-    with (chosen.output / "durations.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(Score._fields)
-        writer.writerows(scores)
+    write_csv(chosen.output / "durations.csv", Score._fields, scores)
     console = Console(width=150)
     for kind in ("digits", "hop", "rate"):
         if any(score.kind == kind for score in scores):

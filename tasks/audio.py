@@ -5,16 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from mmpos.models import Classifier, FrameEmbedding, Transformer
 from mmpos.models.classifier import Pool
 from tasks.classification import Classification
-
-ROWS = 64
-"""Windows of a clip that are looked at together when nothing is trained."""
+from tasks.windows import averaged
 
 
 class AudioClassification(Classification):
@@ -121,19 +118,4 @@ class AudioClassification(Classification):
                 "seconds from a frame to the next"
             )
         along = None if self.ticks is None or step is None else self.ticks * step
-        if owner is None:
-            return self.network(values, mask, step=along)
-        size = len(values) if torch.is_grad_enabled() else ROWS
-        masks = [None] * len(values) if mask is None else mask.split(size)
-        parts = [
-            self.network(rows, real, step=along)
-            for rows, real in zip(values.split(size), masks, strict=False)
-        ]
-        clips = int(owner.max()) + 1
-        counts = owner.bincount(minlength=clips).unsqueeze(-1)
-        answers = {}
-        for question in parts[0]:
-            logits = torch.cat([part[question] for part in parts]).float()
-            total = logits.new_zeros(clips, logits.shape[-1]).index_add(0, owner, logits)
-            answers[question] = total / counts
-        return answers
+        return averaged(lambda x, real: self.network(x, real, step=along), owner, values, mask)

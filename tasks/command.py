@@ -157,15 +157,18 @@ class Command(LightningCLI):
             init_args = model.get("init_args", Namespace())
             asked = init_args.get(name)
             typed = configs.last(f"model.{name}", self.given) is not None
+            recorded = self.recorded.linked if self.recorded else {}
             if not hasattr(type(data), name) and not hasattr(data, name):
+                if name in recorded and not typed:  # of a model whose data does not give it
+                    return recorded[name]
                 if name in init_args and not typed and _required(model.class_path, name):
                     raise CommandError(
                         f"{model.class_path} needs {name}, and {type(data).__name__} has no "
                         f"attribute of this name: add one, or give --model.{name}"
                     )
                 return asked
-            if self.subcommand == "predict" and self.recorded and name in self.recorded.linked:
-                value = self.recorded.linked[name]  # what was trained on need not be at hand
+            if self.subcommand == "predict" and name in recorded:
+                value = recorded[name]  # what was trained on need not be at hand
             else:
                 value = getattr(data, name)
             if typed and _tuples(asked) != _tuples(value):

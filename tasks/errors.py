@@ -88,7 +88,10 @@ def from_data(name: str, value: object) -> str:
     if name == "bins":
         return f"model.bins comes from the data: use --data.features.bins {value}"
     if name == "frames":
-        return "model.frames comes from the data: use --data.seconds and --data.features.hop"
+        return (
+            f"model.frames comes from the data: use --data.frames {value} for video, or "
+            "--data.seconds and --data.features.hop for sound"
+        )
     if name.endswith("_size") or name == "context":
         return f"model.{name} comes from the data: use --data.{name} {value}"
     return f"model.{name} comes from the data, by its source: leave it out"
@@ -229,6 +232,8 @@ def early(error: Exception, given: list[Given]) -> CommandError | None:
     # jsonargparse wraps what a constructor raises in a list of all that the type might have been
     raised = (e for e in _chain(error) if not _modules_of(e)[-1].startswith("jsonargparse"))
     cause = next(raised, error)
+    if isinstance(cause, ImportError) and "pip install" in str(cause):  # of an extra
+        return CommandError(_message(cause))
     if not isinstance(cause, MISTAKES):
         return None
     accelerator = configs.last("trainer.accelerator", given)

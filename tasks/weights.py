@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mmpos.additive import TableEncoding
 from mmpos.bias import RelativePositionBias
 from mmpos.interop.timm import Backbone
+from tasks.inflation import inflated
 
 _PREFIXES = ("_orig_mod.", "module.", "network.")  # of compiled, distributed and our modules
 
@@ -21,7 +22,8 @@ def load_weights(network: nn.Module, path: str | PathLike, leave_out: Sequence[s
     """Load the weights in ``path`` into ``network``, all of them or none; returns a report.
 
     The file is a checkpoint of a task, a state dict of the task or of its network, or safetensors.
-    Tables of another grid are resized; names that begin with one of ``leave_out`` keep their
+    Tables of another grid are resized, and weights of a network for images inflated for clips
+    (`tasks.inflation.inflated`); names that begin with one of ``leave_out`` keep their
     initial values; the report names both.
     Raises: FileNotFoundError if it is not there; ValueError if it holds no weights, or weights of
     another shape or of other names, with both named.
@@ -38,6 +40,7 @@ def load_weights(network: nn.Module, path: str | PathLike, leave_out: Sequence[s
         )
     kept = [name for name in here if name.startswith(tuple(leave_out))]
     state = {name: v for name, v in state.items() if not name.startswith(tuple(leave_out))}
+    state, told = inflated(network, state)
     tables = {
         f"{name}.{own}": (part, own)
         for name, part in network.named_modules()
@@ -78,9 +81,10 @@ def load_weights(network: nn.Module, path: str | PathLike, leave_out: Sequence[s
             "(--model.leave_out+=heads)"
         )
     network.load_state_dict(state, strict=False)
+    made = f"inflated: {', '.join(told)}; " if told else ""
     return (
         f"weights: {len(state)} tensors of {path}; "
-        f"resized: {', '.join(resized) or 'none'}; left out: {', '.join(kept) or 'none'}"
+        f"resized: {', '.join(resized) or 'none'}; {made}left out: {', '.join(kept) or 'none'}"
     )
 
 

@@ -194,3 +194,53 @@ def test_an_extent_without_cells(extent):
 def test_a_reference_without_cells(reference):
     with pytest.raises(ValueError, match="a grid of such sizes, got"):
         Scaled(reference)
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+@pytest.mark.parametrize("reference", [(None, 4, 6), (5, None, None), (None, None, None)])
+def test_an_axis_without_a_reference_is_left_as_it_is(reference, as_tensor):
+    extent = (8, 2, 3)
+    given = torch.tensor(extent) if as_tensor else extent
+    positions = join(absent(1, 3), grid(*extent, step=(0.3, 1, 1)))
+    positions[5, 1] = torch.nan
+    read = Scaled(reference, offset=0.25)(positions, axes=3, extent=given)
+    for axis, (size, cells) in enumerate(zip(reference, extent, strict=True)):
+        own = positions[:, axis]
+        if size is None:
+            torch.testing.assert_close(read[:, axis], own, rtol=0, atol=0, equal_nan=True)
+        else:
+            wanted = (own + 0.25) * size / cells
+            torch.testing.assert_close(read[:, axis], wanted, equal_nan=True)
+
+
+def test_time_in_seconds_beside_a_reference_grid():
+    """The same second is read alike at every rate, of frames of every size."""
+    found = []
+    for rate, size in ((1, 2), (8, 4)):
+        positions = grid(4 * rate, size, size, step=(1 / rate, 1, 1))
+        extent = torch.tensor([4.0, size, size])
+        read = Scaled((None, 4, 4))(positions, axes=(16, 4, 4), extent=extent)
+        found.append(read.view(4 * rate, size, size, 3)[::rate, :: size // 2, :: size // 2])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_a_table_and_a_rotation_are_read_so():
+    reading = Scaled((None, 4, 4), offset=0.5)
+    table = mmpos.LearnedEncoding(8, (6, 4, 4), coordinates=reading)
+    assert torch.equal(table(grid(6, 4, 4), (6, 4, 4)), table.table.flatten(0, 2))
+    later = grid(3, 4, 4, start=(2, 0, 0))
+    assert torch.equal(table(later, (3, 4, 4)), table.table[2:5].flatten(0, 2))
+    rope = mmpos.RotaryEncoding(24, (6, 4, 4), coordinates=reading)
+    again = mmpos.build(rope.spec())
+    assert again.coordinates.reference == (None, 4, 4)
+    fine = grid(6, 8, 8)
+    assert torch.equal(again(fine, (6, 8, 8)).cos, rope(fine, (6, 8, 8)).cos)
+    time = mmpos.RotaryEncoding(24, 3)(fine).cos[..., :4]
+    torch.testing.assert_close(rope(fine, (6, 8, 8)).cos[..., :4], time)
+
+
+def test_a_reference_of_other_axes_or_without_cells_beside_none():
+    with pytest.raises(ValueError, match=r"Scaled\(reference=\(None, 4\)\) has 2 axes.*has 3"):
+        Scaled((None, 4))(grid(2, 4, 4), axes=3, extent=(2, 4, 4))
+    with pytest.raises(ValueError, match="a grid of such sizes, got"):
+        Scaled((None, 0))

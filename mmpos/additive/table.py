@@ -212,5 +212,5 @@ def _check_extent(extent: Extent, grid: tuple[int, ...]) -> None:
             )
 
 
-def _times(sizes: Extent) -> str:
-    return " × ".join(str(int(size)) for size in sizes)
+def _times(sizes: Sequence[float]) -> str:
+    return " × ".join(f"{size:.9g}" for size in sizes)

@@ -2,11 +2,13 @@
 
 from mmpos.models.block import Attention, Block, DropPath, Mlp, SwiGLU
 from mmpos.models.classifier import BackboneClassifier, Classifier
+from mmpos.models.modalities import Modalities
 from mmpos.models.patches import PatchEmbedding
 from mmpos.models.sound import FrameEmbedding, SpectrogramPatches
 from mmpos.models.stream import ClassifierStream, Stream
 from mmpos.models.symbols import Symbols
 from mmpos.models.transformer import Transformer
+from mmpos.models.tubelets import TubeletEmbedding
 
 __all__ = [
     "Attention",
@@ -17,10 +19,12 @@ __all__ = [
     "DropPath",
     "FrameEmbedding",
     "Mlp",
+    "Modalities",
     "PatchEmbedding",
     "SpectrogramPatches",
     "Stream",
     "SwiGLU",
     "Symbols",
     "Transformer",
+    "TubeletEmbedding",
 ]

@@ -57,13 +57,14 @@ class Classifier(nn.Module):
 
     def forward(
         self,
-        x: Num[Tensor, "batch *_"],
-        mask: Bool[Tensor, "batch *_"] | None = None,
+        x: Num[Tensor, "batch *_"] | Mapping[str, Tensor | None],
+        mask: Bool[Tensor, "batch *_"] | Mapping[str, Tensor | None] | None = None,
         **named: Any,
     ) -> dict[str, Float[Tensor, "batch _"]]:
         """The logits of each question.
 
         Args:
+            x: what the tokeniser takes: of `mmpos.models.Modalities` a mapping, and of masks too.
             mask: True for what is real of a padded ``x``.
             named: what else the tokeniser takes, such as the ``step`` of a
                 `mmpos.models.FrameEmbedding`.

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from jaxtyping import Bool, Float, Num
 from torch import Tensor, nn
 
+from mmpos.coordinates import Extent
 from mmpos.positions import grid
 from mmpos.resample import patch_kernel
 
@@ -17,8 +18,9 @@ class Tokens(NamedTuple):
     """Tokens with their positions, the grid that these span, and which are real."""
 
     values: Float[Tensor, "batch length dim"]
-    positions: Num[Tensor, "length axes"]
-    extent: tuple[int, ...] | None
+    positions: Num[Tensor, "*rows length axes"]
+    """Shared, or each row's own."""
+    extent: Extent | None
     """None for a sequence, whose encodings read its positions as they are."""
     mask: Bool[Tensor, "batch length"] | None = None
     """True for real tokens, False for padding; None where all are real."""
@@ -36,7 +38,8 @@ class PatchEmbedding(nn.Module):
     (`mmpos.resample.patch_kernel`), with gradients to the one that is kept.
 
     Shape: ``[B, C, *sizes]``, and where it is padded a mask ``[B, *sizes]``, True for what is real
-    → `Tokens` with values ``[B, L, dim]`` in row-major order; a patch is real where any of it is.
+    → `Tokens` with values ``[B, L, dim]`` in row-major order; a patch is real where any of it is,
+    and what of it is not is 0.
     Raises: ValueError for an input whose sizes are not multiples of the patch, or a mask of others.
     """
 
@@ -71,11 +74,12 @@ class PatchEmbedding(nn.Module):
                 "each size must be a multiple of the patch"
             )
         if mask is not None:
-            if mask.shape != (len(x), *sizes):
+            if mask.shape != (x.shape[0], *sizes):
                 raise ValueError(
-                    f"the mask of an input {tuple(x.shape)} is {(len(x), *sizes)}, got "
+                    f"the mask of an input {tuple(x.shape)} is {(x.shape[0], *sizes)}, got "
                     f"{tuple(mask.shape)}"
                 )
+            x = x.where(mask.unsqueeze(1), 0)
             for axis, patch in enumerate(self.patch_size, 1):
                 mask = mask.unflatten(axis, (-1, patch)).any(axis + 1)
             mask = mask.flatten(1)

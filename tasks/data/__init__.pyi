@@ -2,6 +2,8 @@ from .algorithms import Algorithms as Algorithms
 from .audio import Audio as Audio
 from .images import Images as Images
 from .labelled_text import LabelledText as LabelledText
+from .multimodal import Multimodal as Multimodal
 from .text import Text as Text
+from .video import Video as Video
 
-__all__ = ["Algorithms", "Audio", "Images", "LabelledText", "Text"]
+__all__ = ["Algorithms", "Audio", "Images", "LabelledText", "Multimodal", "Text", "Video"]

@@ -91,7 +91,7 @@ class Motion(Dataset[tuple[Tensor, dict[str, Tensor]]]):
         samples: int | None = None,
         size: tuple[int, int] = (32, 32),
         fps: float = 8,
-        seconds: float = 2.0,
+        seconds: float | Fraction = 2.0,
         *,
         seed: int = 0,
         split_seed: int = 0,

@@ -70,6 +70,51 @@ class Utterance(NamedTuple):
     samples: int
 
 
+@functools.cache
+def voices_of(voices: Voices) -> dict[str, list[np.ndarray]]:
+    """The voices of a split by name, and of each the clips in which it says each of ten digits."""
+    clips = embedded_clips()
+    return {
+        name: [np.flatnonzero((clips.voice == v) & (clips.digit == d)) for d in range(10)]
+        for v, name in enumerate(clips.names)
+        if clips.split[v] == voices
+    }
+
+
+def utterance(
+    draw: np.random.Generator, voices: Voices, number: int, digits: np.ndarray
+) -> Utterance:
+    """Digits said by voice ``number`` (modulo their number) of a split: takes, gaps, gains and
+    noise, in training also speeds, all uniform and independent of what is said.
+    """
+    names = list(voices_of(voices))
+    voice = names[number % len(names)]
+    takes, words = voices_of(voices)[voice], embedded_clips().words
+    clips = np.array([draw.choice(takes[digit]) for digit in digits])
+    lengths = np.array([len(words[clip]) for clip in clips])
+    if voices == "train":
+        speeds = np.exp(draw.uniform(np.log(SPEED[0]), np.log(SPEED[1]), len(digits)))
+        lengths = np.rint(lengths / speeds).astype(np.int64)
+    gaps = np.rint(draw.uniform(*GAP, len(digits) + 1) * SAMPLE_RATE).astype(np.int64)
+    ends = np.cumsum(gaps[:-1] + lengths)
+    gains = 10 ** (draw.uniform(*GAIN, len(digits)) / 20)
+    noise = 10 ** (draw.uniform(*NOISE) / 20)
+    return Utterance(
+        voice, digits, clips, ends - lengths, ends, gains, noise, int(ends[-1] + gaps[-1])
+    )
+
+
+def heard(said: Utterance, draw: np.random.Generator) -> Tensor:
+    """The sound of an utterance, float32 ``[samples]`` in -1 … 1, in noise that is drawn."""
+    words = embedded_clips().words
+    sound = said.noise * draw.standard_normal(said.samples, np.float32)
+    for clip, start, end, gain in zip(said.clips, said.starts, said.ends, said.gains, strict=True):
+        word = words[clip]
+        places = np.linspace(0, len(word) - 1, end - start)
+        sound[start:end] += gain * np.interp(places, np.arange(len(word)), word)
+    return torch.from_numpy(sound.clip(-1, 1).astype(np.float32))
+
+
 def draw_digits(draw: np.random.Generator, count: int) -> np.ndarray:
     """``count`` digits: each candidate once, in one of all orders, each alone in a gap between
     two of the others; gaps, order and others are uniform and independent.
@@ -134,14 +179,7 @@ class SpokenDigits(Dataset[tuple[Tensor, dict[str, Tensor]]]):
         self.samples = samples
         self.digits = digits
         self.seed = seed
-        clips = embedded_clips()
-        self._words = clips.words
-        self._takes = {
-            name: [np.flatnonzero((clips.voice == v) & (clips.digit == d)) for d in range(10)]
-            for v, name in enumerate(clips.names)
-            if clips.split[v] == voices
-        }
-        self.names = list(self._takes)
+        self.names = list(voices_of(voices))
 
     def __len__(self) -> int:
         return self.samples
@@ -153,19 +191,7 @@ class SpokenDigits(Dataset[tuple[Tensor, dict[str, Tensor]]]):
         """The plan of sequence ``index``: its digits, its length and all else but the sound."""
         draw = self._draw(index, 0)
         digits = draw_digits(draw, int(draw.integers(self.digits[0], self.digits[1] + 1)))
-        voice = self.names[index % len(self.names)]
-        clips = np.array([draw.choice(self._takes[voice][digit]) for digit in digits])
-        lengths = np.array([len(self._words[clip]) for clip in clips])
-        if self.voices == "train":
-            speeds = np.exp(draw.uniform(np.log(SPEED[0]), np.log(SPEED[1]), len(digits)))
-            lengths = np.rint(lengths / speeds).astype(np.int64)
-        gaps = np.rint(draw.uniform(*GAP, len(digits) + 1) * SAMPLE_RATE).astype(np.int64)
-        ends = np.cumsum(gaps[:-1] + lengths)
-        gains = 10 ** (draw.uniform(*GAIN, len(digits)) / 20)
-        noise = 10 ** (draw.uniform(*NOISE) / 20)
-        return Utterance(
-            voice, digits, clips, ends - lengths, ends, gains, noise, int(ends[-1] + gaps[-1])
-        )
+        return utterance(draw, self.voices, index, digits)
 
     def labels(self, index: int) -> dict[str, int]:
         """The answers, without the sound."""
@@ -173,12 +199,5 @@ class SpokenDigits(Dataset[tuple[Tensor, dict[str, Tensor]]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Tensor]]:
         said = self.utterance(index)
-        sound = said.noise * self._draw(index, 1).standard_normal(said.samples, np.float32)
-        for clip, start, end, gain in zip(
-            said.clips, said.starts, said.ends, said.gains, strict=True
-        ):
-            word = self._words[clip]
-            places = np.linspace(0, len(word) - 1, end - start)
-            sound[start:end] += gain * np.interp(places, np.arange(len(word)), word)
         labels = {name: torch.tensor(label) for name, label in answers(said.digits).items()}
-        return torch.from_numpy(sound.clip(-1, 1).astype(np.float32)), labels
+        return heard(said, self._draw(index, 1)), labels

@@ -5,6 +5,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from .sources import SPELLINGS
+from .splits import SPLITS
+
 
 def check_folder(root: Path, expected: str) -> None:
     """Raises FileNotFoundError for what is no folder."""
@@ -34,6 +37,8 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[Row]:
             rows = [(f"line {reader.line_num} of {path}", row) for row in reader]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is no CSV of UTF-8 ({error}): save it as such") from error
+    if len(set(names)) < len(names):
+        raise ValueError(f"{path} has two columns of one name, of {names}: rename or remove one")
     if not set(columns) <= set(names):
         raise ValueError(
             f"{path} has the columns {names}, expected {', '.join(columns)}, separated by commas"
@@ -49,6 +54,23 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[Row]:
     return rows
 
 
+def split_tables(root: Path) -> dict[str, Path]:
+    """``root/{train,val,test}.csv`` as far as there are, in any case or also called as
+    `tasks.data.sources.SPELLINGS`. Raises OSError or ValueError for no train.csv, or two tables for
+    a split.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(root.glob("*.csv")):
+        split = SPELLINGS.get(path.stem.lower(), path.stem.lower())
+        if split in found:
+            raise ValueError(f"{root} has two tables for {split}, {path.name} is one: remove one")
+        if split in SPLITS:
+            found[split] = path
+    if "train" not in found:
+        raise FileNotFoundError(f"no train.csv in {root}; expected the table to train on")
+    return {split: found[split] for split in SPLITS if split in found}
+
+
 def number_in(row: dict[str, str], column: str, place: str) -> int:
     """The whole number in a column. Raises ValueError for another value."""
     if not row[column].strip().isdecimal():
@@ -56,19 +78,21 @@ def number_in(row: dict[str, str], column: str, place: str) -> int:
     return int(row[column])
 
 
-def paths_of(base: Path, rows: Sequence[Row], column: str) -> list[str]:
+def paths_of(base: Path, rows: Sequence[Row], column: str, *, shared: bool = False) -> list[str]:
     """The file of each row below ``base``. Raises OSError or ValueError for one not there, or in
-    two rows.
+    two rows, unless they may be ``shared``.
     """
     places: dict[str, str] = {}
+    paths: list[str] = []
     for place, row in rows:
         path = os.path.normpath(base / row[column].strip())
-        if path in places:
+        if path in places and not shared:
             raise ValueError(f"{place} and {places[path]} are both of {path}: remove one")
-        places[path] = place
+        places.setdefault(path, place)
+        paths.append(path)
     if missing := [path for path in places if not os.path.isfile(path)]:
         raise FileNotFoundError(
-            f"{places[missing[0]]}: there is no {missing[0]} ({len(missing)} of {len(rows)} files "
-            "are missing): put them there, or remove their lines"
+            f"{places[missing[0]]}: there is no {missing[0]} ({len(missing)} of {len(places)} "
+            "files are missing): put them there, or remove their lines"
         )
-    return list(places)
+    return paths

@@ -38,3 +38,16 @@ def test_inputs_that_cannot_be_cut(patch, shape, message):
 def test_patches_that_are_none(patch):
     with pytest.raises(ValueError, match="one to three sizes above 0, got"):
         PatchEmbedding(6, patch)
+
+
+@pytest.mark.parametrize("fill", [torch.nan, torch.inf, 1e30])
+def test_what_is_padding_is_nothing(fill: float) -> None:
+    made, x = PatchEmbedding(8, (2, 3)), torch.randn(2, 3, 6, 9)
+    mask = torch.zeros(2, 6, 9, dtype=torch.bool)
+    mask[0, :4, :6], mask[1, :3, :7] = True, True
+    tokens = made(x.where(mask[:, None], fill), mask)
+    torch.testing.assert_close(tokens.values, made(x.where(mask[:, None], 0)).values)
+    assert tokens.mask[0].view(3, 3).int().tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 0]]
+    alone = made(x[:1, :, :4, :6]).values[0]
+    torch.testing.assert_close(tokens.values[0, tokens.mask[0]], alone)
+    assert tokens.mask[1].view(3, 3).int().tolist() == [[1, 1, 1], [1, 1, 1], [0, 0, 0]]

@@ -8,7 +8,7 @@ import yaml
 from tasks import cli, configs
 
 NAMES = list(configs.shipped())
-JOBS = ["algorithm", "audio", "image", "text", "text_classification"]
+JOBS = ["algorithm", "audio", "image", "text", "text_classification", "video"]
 CAUSAL_JOBS = ["algorithm", "text"]
 CAUSAL = ["encoding/fire", "encoding/xpos"]  # encodings of causal models of one axis
 ON_WEIGHTS = ["extend_context", "finetune_resolution"]  # by test_extend_context, test_main_job
@@ -28,8 +28,8 @@ def slots(name: str) -> dict:
 
 def test_what_is_shipped() -> None:
     assert sorted(JOBS + ON_WEIGHTS + ON_TIMM) == [name for name in NAMES if "/" not in name]
-    kinds = ["alibi", "fire", "kerple", "learned", "none", "rope", "sinusoidal", "t5"]
-    kinds += ["transformer_xl", "xpos"]
+    kinds = ["alibi", "factorized", "fire", "kerple", "learned", "mrope", "none", "rope"]
+    kinds += ["sinusoidal", "t5", "transformer_xl", "xpos"]
     assert [f"encoding/{kind}" for kind in kinds] == ENCODINGS
     others = {name.partition("/")[0] for name in NAMES if "/" in name}
     assert others == {"encoding", "extension", "network"}  # extensions by test_extend_context

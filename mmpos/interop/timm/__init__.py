@@ -8,3 +8,4 @@ from mmpos.interop.timm.replace import restore as restore
 from mmpos.interop.timm.resize import resize as resize
 from mmpos.interop.timm.scheme import Scheme as Scheme
 from mmpos.interop.timm.spectrogram import spectrogram_classifier as spectrogram_classifier
+from mmpos.interop.timm.video import video_classifier as video_classifier

@@ -1,0 +1,181 @@
+"""Classification of video: the task, its job, other rates and sizes, weights of images."""
+
+import csv
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import mmpos
+from mmpos.models import Transformer
+from tasks import VideoClassification, cli
+from tasks.data import Video
+from tasks.data.clips import Clips
+
+QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
+FEW = ["--data.train_samples=40", "--data.eval_samples=8", "--data.batch_size=8"]
+FEW += ["--model.transformer.depth=1", "--trainer.max_epochs=1", *QUIET]
+ROPE = partial(Transformer, size="nano", depth=2, rotary=partial(mmpos.RotaryEncoding, base=10))
+
+
+def make(**options) -> VideoClassification:
+    """With weights that tell inputs apart."""
+    settings = {"transformer": ROPE, "classes": ["a", "b", "c"], "frames": 8}
+    settings |= {"image_size": (12, 8), "channels": 1, "patch_size": (2, 4, 4)}
+    torch.manual_seed(0)
+    task = VideoClassification(**settings | options).eval()
+    for weight in task.network.parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=0.3)
+    return task
+
+
+def clips(rows: int, frames: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, 1, frames, 12, 8, generator=torch.manual_seed(seed))
+
+
+@torch.no_grad()
+def test_views_of_a_video_are_averaged_and_padding_is_not_seen() -> None:
+    task = make()
+    values, mask = clips(5, 8), torch.arange(8) < torch.tensor([8, 8, 5, 3, 8])[:, None]
+    values[2, :, 5:] = torch.nan
+    owner = torch.tensor([0, 1, 1, 1, 2])
+    together = task(values, mask, 0.1, owner)["class"]
+    alone = [task(values[i : i + 1, :, : int(mask[i].sum())])["class"][0] for i in range(5)]
+    expected = [alone[0], torch.stack(alone[1:4]).mean(0), alone[4]]
+    torch.testing.assert_close(together, torch.stack(expected), atol=1e-5, rtol=1e-5)
+    assert (alone[1] - alone[2]).abs().max() > 0.1
+
+
+@torch.no_grad()
+def test_times_do_not_depend_on_the_rate() -> None:
+    task = make(ticks=8.0, patch_size=(1, 4, 4))
+    still = clips(1, 1).repeat(1, 1, 8, 1, 1)
+    fast, slow = task(still, None, 1 / 8)["class"], task(still, None, 1 / 2)["class"]
+    assert (fast - slow).abs().max() > 1e-3  # eight frames of a longer clip
+    rows = torch.cat((still, still))
+    both = task(rows, None, torch.tensor([1 / 8, 1 / 2], dtype=torch.float64))["class"]
+    torch.testing.assert_close(both, torch.cat((fast, slow)))
+    counted = make(patch_size=(1, 4, 4))
+    torch.testing.assert_close(counted(still, None, 1 / 2)["class"], fast)
+
+
+def test_a_clip_without_a_rate_asks_for_one() -> None:
+    with pytest.raises(ValueError, match=r"8 positions in a second: give the step.*1 / frames a"):
+        make(ticks=8.0)(clips(1, 8))
+    assert make()(clips(1, 8))["class"].shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"transformer": None}, "missing 1 required positional argument: 'transformer'"),
+        ({"ticks": 0.0}, "ticks are positions in a second, above 0 and finite, got 0"),
+        ({"image_size": (12, 9)}, "frames of 12 × 9 cannot be cut into patches of 4 × 4"),
+        ({"frames": 0}, "a clip has 1 frame or more, got 0"),
+        ({"patch_size": (4, 4)}, r"a tubelet has three sizes, frames, height and width, got"),
+    ],
+)
+def test_what_is_refused(options: dict, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        make(**options)
+
+
+@torch.no_grad()
+def test_other_frame_counts_and_sizes_are_right_or_refused() -> None:
+    task = make()
+    for frames in (1, 3, 7, 9, 16):
+        x = clips(1, frames)
+        filled = torch.cat((x, x[:, :, -1:]), 2) if frames % 2 else x
+        torch.testing.assert_close(task(x)["class"], task(filled)["class"])
+    assert task(torch.randn(1, 1, 8, 16, 20))["class"].shape == (1, 3)
+    with pytest.raises(ValueError, match="frames of 10 × 8 cannot be cut into patches of 4 × 4"):
+        task(torch.randn(1, 1, 8, 10, 8))
+    table = make(transformer=partial(ROPE, rotary=None, additive=mmpos.LearnedEncoding))
+    with pytest.raises(ValueError, match=r"a grid of 4 × 3 × 2, the input has 5 × 3 × 2: resize"):
+        table(clips(1, 9))
+
+
+@torch.no_grad()
+def test_without_positions_the_order_of_frames_is_not_seen() -> None:
+    bag = make(patch_size=(1, 4, 4), transformer=partial(ROPE, rotary=None))
+    turned = make(patch_size=(1, 4, 4))
+    x, order = clips(2, 8), torch.randperm(8, generator=torch.manual_seed(1))
+    torch.testing.assert_close(bag(x)["class"], bag(x[:, :, order])["class"], atol=1e-5, rtol=1e-5)
+    assert (turned(x)["class"] - turned(x[:, :, order])["class"]).abs().max() > 1e-2
+
+
+def test_the_job_its_checkpoint_and_other_rates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["fit", "--config", "video", *FEW]) == 0
+    best = "runs/video/version_0/checkpoints/best.ckpt"
+    capsys.readouterr()
+    for over in (
+        ["--data.frames=9"],
+        ["--data.fps=16", "--data.frames=32", "--model.ticks=8"],
+        ["--data.image_size=64"],
+        ["--data.order=shuffled"],
+    ):
+        assert cli.main(["test", "--ckpt_path", best, *over, *QUIET]) == 0
+    assert "model.ticks: checkpoint null, now 8.0" in "".join(capsys.readouterr())
+    task = VideoClassification.load_from_checkpoint(best, map_location="cpu").eval()
+    data = Video(eval_samples=8, batch_size=3)
+    with torch.no_grad():
+        for batch, labels in data.test_dataloader():
+            assert isinstance(batch, Clips) and batch.step == 1 / 8 and batch.mask is None
+            assert task(*batch)["how"].shape == (len(labels["how"]), 4)
+    assert cli.main(["test", "--ckpt_path", best, "--data.image_size=40", *QUIET]) == 1
+    assert "frames of 40 × 40 cannot be cut into patches of 16 × 16" in capsys.readouterr().err
+
+
+def test_weights_of_an_image_job_are_inflated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    over = ["--config", "encoding/learned", "--model.transformer.depth=1", *QUIET]
+    run = ["--data.train_samples=64", "--trainer.max_epochs=1", "--data.patch_size=16"]
+    assert cli.main(["fit", "--config", "image", *over, *run]) == 0
+    start = "runs/image/version_0/checkpoints/best.ckpt"
+    begin = ["--model.weights", start, "--model.leave_out+=heads", "--test_after_fit=false"]
+    assert cli.main(["fit", "--config", "video", *over, *FEW, *begin]) == 0
+    trained = VideoClassification.load_from_checkpoint(
+        "runs/video/version_0/checkpoints/best.ckpt", map_location="cpu"
+    )
+    old = torch.load(start, weights_only=True)["state_dict"]
+    kernel, own = old["network.tokens.project.weight"], trained.network.tokens.project.weight
+    assert own.shape == (64, 1, 1, 16, 16)
+    moved = torch.nn.functional.cosine_similarity(own.flatten(), kernel.flatten(), dim=0)
+    assert moved > 0.9  # five steps later
+
+
+def test_files_are_trained_on_and_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    av = pytest.importorskip("av")
+    draw = np.random.default_rng(0)
+    for label, level in (("dark", 40), ("light", 200)):
+        (tmp_path / "videos" / label).mkdir(parents=True)
+        for k in range(20):
+            with av.open(str(tmp_path / "videos" / label / f"{k}.mp4"), "w") as file:
+                stream = file.add_stream("mpeg4", rate=10)
+                stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+                for _ in range(12):
+                    noise = draw.integers(-20, 20, (32, 48, 3))
+                    frame = av.VideoFrame.from_ndarray((level + noise).astype(np.uint8))
+                    file.mux(stream.encode(frame))
+                file.mux(stream.encode())
+    monkeypatch.chdir(tmp_path)
+    own = ["--data.source=folder", "--data.root=videos", "--data.frames=8", "--data.batch_size=4"]
+    own += ["--data.image_size=32", "--model.transformer.depth=1", "--trainer.max_epochs=2", *QUIET]
+    assert cli.main(["fit", "--config", "video", *own]) == 0
+    best = "runs/video/version_0/checkpoints/best.ckpt"
+    (tmp_path / "new").mkdir()
+    (tmp_path / "videos" / "light" / "0.mp4").rename(tmp_path / "new" / "one.mp4")
+    assert cli.main(["predict", "--ckpt_path", best, "--data.predict_folder=new", *QUIET]) == 0
+    with (tmp_path / "predictions.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert row["file"].endswith("one.mp4") and row["class"] == "light"
