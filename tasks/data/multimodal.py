@@ -51,7 +51,7 @@ class Multimodal(DataModule):
     ``[B]``. Predict batches are ``(mixed, names)``, which tell table and line.
 
     ``source`` is ``embedded``, pages of pictures of which a text names the row and a sound the
-    column (`tasks.data.pages.Pages`), with the question "what"; or a ``table``: ``root/train.csv``
+    column (`tasks.data.pages.Pages`), with the questions "what" is there and "where"; or a ``table``: ``root/train.csv``
     and perhaps ``val.csv`` and ``test.csv``, with the columns ``label`` and any of ``text``,
     ``image`` and ``audio``, paths below the table's folder, and the question "class". A row lacks
     what its cell is empty of; one file may be in many rows. A split without a table is held out of
@@ -67,7 +67,7 @@ class Multimodal(DataModule):
     Args:
         root: folder of the tables.
         blank: modalities that every row goes without: what a model does without them.
-        image_size: height and width in pixels.
+        image_size: height and width in pixels; if None 32 for "embedded", 112 for a table.
         mean, std: what each channel is normalised by, of values in 0 … 1; by default the pages' for
             "embedded", ImageNet's for a table.
         features: what frames are made, see `Features`, whose defaults hold for what is left out; if
@@ -77,7 +77,7 @@ class Multimodal(DataModule):
         batch_size: rows of a batch in each process.
         num_workers: loader processes in each process; 0 loads in the process itself.
         train_samples: use so many training rows, as evenly over the classes as can be; all by
-            default, of "embedded" 2,000 in each epoch.
+            default, of "embedded" 8,000 in each epoch.
         eval_samples: pages of validation and test each.
         predict_table: a CSV to predict, of the columns of a table; a label is not read. Images are
             grey where the model was trained on pages, else in colour.
@@ -88,7 +88,7 @@ class Multimodal(DataModule):
         source: Source = "embedded",
         root: str | Path | None = None,
         blank: list[str] | None = None,
-        image_size: int | tuple[int, int] = 48,
+        image_size: int | tuple[int, int] | None = None,
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,
         features: Features | None = None,
@@ -112,6 +112,8 @@ class Multimodal(DataModule):
         own = Features(**features) if isinstance(features, Mapping) else features
         if own is None:
             own = Features(rate=SAMPLE_RATE, bins=40, per_bin=True) if embedded else Features()
+        if image_size is None:
+            image_size = 32 if embedded else 112
         self.save_hyperparameters(ignore=["features"])
         self.hparams["features"] = asdict(own)  # whatever was left out, as in Audio
         self.source: Source = source
@@ -211,7 +213,7 @@ class Multimodal(DataModule):
             return
         if self.source == "embedded":
             for split in needed:
-                count = (self.train_samples or 2000) if split == "train" else self.eval_samples
+                count = (self.train_samples or 8000) if split == "train" else self.eval_samples
                 pages = self._pages(split, count)
                 self._data[split] = AskedPages(pages, self.features, self.blank)
             return

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .scenes import coverage
+from .scenes import PARTS, coverage
 from .sources import Embedded
 from .splits import SPLITS, hold_out
 from .spoken import GAP, SAMPLE_RATE, SPEED, Utterance, embedded_clips, heard, utterance
@@ -19,8 +19,8 @@ Split = Literal["train", "val", "test"]
 CLASSES = ("T-shirt/top", "Trouser", "Coat", "Bag", "Ankle boot")
 """The five of Fashion-MNIST that are told apart best when they are small: of all 252 choices the
 highest accuracy of 5 nearest neighbours among the training images at 14 × 14, 97.2 %."""
-ROWS = ("top", "middle", "bottom")
-COLUMNS = (1, 2, 3)
+ROWS = ("top", "bottom")
+COLUMNS = (1, 2)
 """The number that is said for a column, from the left."""
 WORDINGS = (
     "Which one is in the {} row?",
@@ -33,13 +33,13 @@ SIDE = (3 / 4, 1.0)
 
 
 def latin_page(rows: np.ndarray, columns: np.ndarray, symbols: np.ndarray) -> np.ndarray:
-    """The first 3 × 3 of the cyclic Latin square of order 5, ``(i + j) mod 5``, with its rows,
+    """The first 2 × 2 of the cyclic Latin square of order 5, ``(i + j) mod 5``, with its rows,
     columns and symbols permuted: no class is twice in a row or in a column.
 
-    Shape: permutations ``[…, 5]`` → ``[…, 3, 3]``.
+    Shape: permutations ``[…, 5]`` → ``[…, 2, 2]``.
     """
-    cyclic = (rows[..., :3, None] + columns[..., None, :3]) % len(CLASSES)
-    flat = np.take_along_axis(symbols, cyclic.reshape(*cyclic.shape[:-2], 9), -1)
+    cyclic = (rows[..., :2, None] + columns[..., None, :2]) % len(CLASSES)
+    flat = np.take_along_axis(symbols, cyclic.reshape(*cyclic.shape[:-2], 4), -1)
     return flat.reshape(cyclic.shape)
 
 
@@ -57,13 +57,13 @@ class Page(NamedTuple):
     """What is shown, said and asked, before it is drawn."""
 
     classes: np.ndarray
-    """Of each cell, ``[3, 3]``."""
+    """Of each cell, ``[2, 2]``."""
     pictures: np.ndarray
-    """Which of the split's images, ``[3, 3]``."""
+    """Which of the split's images, ``[2, 2]``."""
     sides: np.ndarray
-    """In parts of the shorter side of a cell, ``[3, 3]``."""
+    """In parts of the shorter side of a cell, ``[2, 2]``."""
     places: np.ndarray
-    """Where a picture begins in its cell, in parts of the room that it leaves, ``[3, 3, 2]``:
+    """Where a picture begins in its cell, in parts of the room that it leaves, ``[2, 2, 2]``:
     y, x."""
     row: int
     column: int
@@ -82,28 +82,30 @@ class Asked(NamedTuple):
 
 
 class Pages(Dataset[tuple[Asked, dict[str, Tensor]]]):
-    """Asks "what" is in one cell of a page of 3 × 3 real images: a question that needs a text, a
-    page and a sound, each of them.
+    """Asks "what" is in one cell of a page of 2 × 2 real images, a question that needs a text, a
+    page and a sound, each of them; and "where" that is, for which text and sound are enough.
 
     The text names the row (`ROWS`, in one of `WORDINGS`), and the sound says the number of the
-    column, "one", "two" or "three", by one of the split's voices (`tasks.data.spoken`), in training
-    at other speeds. Row, column and wording are uniform, independent of each other and of the page,
-    whose classes are a `latin_page` of five with uniform permutations. So the answer is
+    column, "one" or "two", by one of the split's voices (`tasks.data.spoken`), in training at other
+    speeds. Row, column and wording are uniform, independent of each other and of the page, whose
+    classes are a `latin_page` of five with uniform permutations. So "what" is
 
-    - one of three classes, of 1/3 each, given the page and the row, or the page and the column: a
-      row and a column have each class once at most;
+    - one of two classes, of 1/2 each, given the page and the row, or the page and the column: a row
+      and a column have each class once at most;
     - one of five, of 1/5 each, given the row and the column without the page;
-    - given the page alone, the class that is most among the nine, with 5/18 on average.
+    - given the page alone as often as its class is among the four: 2/4 at most.
+
+    "Where" has 1/2 given the row or the column, and 1/4 without both.
 
     Each picture is square, of any side (`SIDE`) and anywhere in its cell that keeps it whole, on
-    black; cells are a third of the page's height and width.
+    black; cells are a half of the page's height and width.
 
     Item ``index`` follows from ``(split, seed, index)`` alone; the split's voices say it in turn.
     Indices beyond the length are further items: item i of epoch e is ``e · samples + i``. Images
     are the embedded ones of `CLASSES`, split as ``tasks.data.Images`` does.
 
     Shape: an item is an `Asked`, its page of values in 0 … 1 normalised by ``mean`` and ``std``,
-    and an int64 scalar ``{"what": …}``.
+    and int64 scalars ``{"what": …, "where": …}``.
 
     Args:
         samples: items in an epoch.
@@ -112,13 +114,13 @@ class Pages(Dataset[tuple[Asked, dict[str, Tensor]]]):
         split_seed: of the images that validate instead of train.
     """
 
-    classes: ClassVar = {"what": list(CLASSES)}
+    classes: ClassVar = {"what": list(CLASSES), "where": PARTS}
 
     def __init__(
         self,
         split: Split,
         samples: int = 2000,
-        size: tuple[int, int] = (48, 48),
+        size: tuple[int, int] = (32, 32),
         *,
         seed: int = 0,
         split_seed: int = 0,
@@ -130,7 +132,7 @@ class Pages(Dataset[tuple[Asked, dict[str, Tensor]]]):
         if samples < 1:
             raise ValueError(f"samples is {samples}; expected at least 1")
         if len(size) != 2 or min(size) < len(ROWS):
-            raise ValueError(f"size is {size}; expected height and width, at least 3 pixels each")
+            raise ValueError(f"size is {size}; expected height and width, at least 2 pixels each")
         if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
             raise ValueError(
                 f"mean and std are {mean} and {std}; expected finite numbers, std above 0"
@@ -190,8 +192,13 @@ class Pages(Dataset[tuple[Asked, dict[str, Tensor]]]):
         canvas = (rows @ pictures @ columns.transpose(0, 2, 1)).sum(0)
         image = torch.from_numpy(((canvas - self.mean) / self.std).astype(np.float32))[None]
         text = torch.tensor(list(page.text.encode()))
-        label = torch.tensor(int(page.classes[page.row, page.column]))
-        return Asked(text, image, heard(page.said, self._draw(index, 1))), {"what": label}
+        labels = {
+            "what": int(page.classes[page.row, page.column]),
+            "where": len(COLUMNS) * page.row + page.column,
+        }
+        return Asked(text, image, heard(page.said, self._draw(index, 1))), {
+            question: torch.tensor(label) for question, label in labels.items()
+        }
 
 
 def _number(name: str) -> int:

@@ -62,7 +62,7 @@ def first(loader: DataLoader) -> tuple[Mixed, Any]:
 def test_embedded_rows_are_pages() -> None:
     data = Multimodal(eval_samples=6, batch_size=4, mean=(0.25,), std=(0.5,))
     assert data.classes == Pages.classes and data.vocabulary == 256 and data.channels == 1
-    assert data.image_size == (48, 48) and (data.bins, data.frames) == (40, 201)
+    assert data.image_size == (32, 32) and (data.bins, data.frames) == (40, 201)
     (mixed, labels), (rest, _) = list(data.val_dataloader())
     assert len(rest.image) == 2
     pages = Pages("val", 6, mean=0.25, std=0.5)
@@ -177,7 +177,7 @@ def test_what_is_recorded_is_plain_data(tmp_path: Path) -> None:
         ({"seed": -1}, "seed is -1"),
         ({"mean": (0.5, 0.5, 0.5)}, "mean is .*expected 1 numbers, one a channel"),
         ({"std": (0.0,)}, "std is .*above 0"),
-        ({"image_size": 2}, r"size is \(2, 2\); expected height and width, at least 3"),
+        ({"image_size": 1}, r"size is \(1, 1\); expected height and width, at least 2"),
         ({"image_size": (1, 2, 3)}, r"image_size is \(1, 2, 3\); expected one number, or"),
     ],
 )

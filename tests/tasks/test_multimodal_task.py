@@ -1,0 +1,154 @@
+"""Several modalities in one task: layouts, what is missing, the job, tables, two processes."""
+
+import csv
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from PIL import Image
+
+import mmpos
+from mmpos.models import Transformer
+from tasks import MultimodalClassification, cli
+from tasks.data import Multimodal
+
+QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
+FEW = ["--data.train_samples=32", "--data.eval_samples=12", "--data.batch_size=8"]
+FEW += ["--model.transformer.depth=1", "--trainer.max_epochs=1", *QUIET]
+NANO = partial(Transformer, size="nano", depth=2, class_token=True)
+ROPE = partial(NANO, rotary=partial(mmpos.RotaryEncoding, base=100))
+LAYOUTS = ("missing", "mrope", "sequence")
+SIZES = {"vocabulary": 256, "context": 40, "image_size": (32, 32), "channels": 1}
+SIZES |= {"bins": 40, "frames": 201, "patch_size": (8, 8), "pool": "token"}
+
+
+def make(**options) -> MultimodalClassification:
+    """With weights that tell inputs apart."""
+    torch.manual_seed(0)
+    settings = {"classes": ["a", "b", "c"], "transformer": ROPE, **SIZES} | options
+    task = MultimodalClassification(**settings).eval()
+    for weight in task.network.parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=0.3)
+    return task
+
+
+@pytest.fixture(scope="module")
+def batch():
+    data = Multimodal(batch_size=6, eval_samples=6)
+    data.setup("test")
+    mixed, _ = next(iter(data.test_dataloader()))
+    assert not mixed.text_mask.all() and not mixed.audio_mask.all()
+    return mixed
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_row_has_the_answers_that_it_has_alone(batch, layout) -> None:
+    task = make(layout=layout)
+    together = task(*batch)["class"]
+    for row in range(6):
+        letters, frames = int(batch.text_mask[row].sum()), int(batch.audio_mask[row].sum())
+        alone = task(
+            text=batch.text[row : row + 1, :letters],
+            image=batch.image[row : row + 1],
+            audio=batch.audio[row : row + 1, :, :frames],
+        )
+        torch.testing.assert_close(together[row], alone["class"][0], atol=2e-5, rtol=1e-5)
+    assert together.std(0).min() > 1e-2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("missing", ["text", "image", "audio"])
+def test_what_a_row_lacks_is_as_if_nobody_had_it(batch, missing) -> None:
+    task = make()
+    own = batch._asdict()
+    size = own[missing].shape[:1] if missing == "image" else own[f"{missing}_mask"].shape
+    masked = task(**own | {f"{missing}_mask": torch.zeros(size, dtype=torch.bool)})["class"]
+    left_out = task(**own | {missing: None, f"{missing}_mask": None})["class"]
+    torch.testing.assert_close(masked, left_out, atol=2e-5, rtol=1e-5)
+    assert (task(*batch)["class"] - left_out).abs().max() > 1e-2
+
+
+def test_a_batch_without_a_modality_trains_all_parameters(batch) -> None:
+    task = make().train()
+    logits = task(text=batch.text, text_mask=batch.text_mask, image=batch.image)["class"]
+    logits.square().sum().backward()
+    audio = [p.grad for n, p in task.named_parameters() if "tokens.audio" in n]
+    assert audio and all(grad is not None and not grad.any() for grad in audio)
+    assert all(p.grad is not None for p in task.network.parameters())
+    with pytest.raises(ValueError, match="no row has any of text, image, audio: give one or more"):
+        task()
+
+
+def test_layouts_have_the_axes_that_their_encodings_need() -> None:
+    sine = partial(NANO, additive=mmpos.SinusoidalEncoding)
+    axes = {way: make(layout=way, transformer=sine).network.transformer.axes for way in LAYOUTS}
+    assert axes == {"missing": (101, 4, 4), "mrope": (145, 145, 145), "sequence": (157,)}
+    table = partial(NANO, additive=mmpos.LearnedEncoding)
+    assert make(layout="sequence", transformer=table).network.transformer.additive.grid == (157,)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"transformer": None}, "missing 1 required positional argument: 'transformer'"),
+        ({"patch_size": (5, 8)}, r"an image of \(32, 32\) cannot be cut into patches of \(5, 8\)"),
+    ],
+)
+def test_what_is_refused(options: dict, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        make(**options)
+
+
+def test_the_job_its_checkpoint_and_what_is_blanked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["fit", "--config", "multimodal", *FEW]) == 0
+    best = "runs/multimodal/version_0/checkpoints/best.ckpt"
+    for blank in ("[text]", "[image]", "[text,audio]"):
+        assert cli.main(["test", "--ckpt_path", best, "--data.blank", blank, *QUIET]) == 0
+    for over in (
+        ["--model.layout=missing"],
+        ["--model.layout=sequence", "--config", "encoding/rope"],
+    ):
+        assert cli.main(["fit", "--config", "multimodal", *over, *FEW]) == 0
+    capsys.readouterr()
+    assert cli.main(["test", "--ckpt_path", best, "--data.blank", "[audoi]", *QUIET]) == 1
+    assert "did you mean audio?" in capsys.readouterr().err
+
+
+def test_a_table_is_trained_on_and_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A label that any of the three tells, each of which some rows lack."""
+    draw = np.random.default_rng(0)
+    lines = []
+    for k in range(60):
+        label = k % 2
+        level, pitch = (40, 300) if label else (200, 1500)
+        noise = draw.integers(-20, 20, (32, 32, 3))
+        Image.fromarray((level + noise).astype(np.uint8)).save(tmp_path / f"{k}.png")
+        tone = np.sin(2 * np.pi * pitch * np.arange(2000) / 8000)
+        soundfile.write(tmp_path / f"{k}.wav", tone, 8000)
+        cells = [("dark" if label else "light"), f"{k}.png", f"{k}.wav"]
+        for lost in draw.choice(3, draw.integers(0, 3), replace=False):
+            cells[lost] = ""
+        lines.append(",".join([*cells, "low" if label else "high"]))
+    (tmp_path / "train.csv").write_text("\n".join(["text,image,audio,label", *lines, ""]))
+    (tmp_path / "new.csv").write_text("text,image\ndark,\n,0.png\n")
+    monkeypatch.chdir(tmp_path)
+    own = ["--data.source=table", "--data.root=.", "--data.batch_size=8", "--data.image_size=32"]
+    own += ["--data.features.rate=8000", "--data.features.bins=20", *QUIET]
+    own += ["--trainer.max_epochs=8", "--model.transformer.depth=1", "--model.lr=0.003"]
+    assert cli.main(["fit", "--config", "multimodal", *own]) == 0
+    best = "runs/multimodal/version_0/checkpoints/best.ckpt"
+    assert cli.main(["predict", "--ckpt_path", best, "--data.predict_table=new.csv", *QUIET]) == 0
+    with (tmp_path / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["class"] for row in rows] == ["low", "high"]
+    assert [row["file"].split(" of ")[0] for row in rows] == ["line 2", "line 3"]
