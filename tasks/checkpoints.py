@@ -78,8 +78,10 @@ def architecture(path: str) -> str:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         settings = dict(content["hyper_parameters"])
-        names = ("transformer", "backbone", "tokens", "extension", "ticks", "pool", "tied")
-        parts = {name: settings[name] for name in names if name in settings}
+        names = ("transformer", "backbone", "tokens", "frames_to_tokens", "layout", "patch_size")
+        names += ("extension", "ticks", "pool", "tied")
+        of_data = content.get("datamodule_hyper_parameters", {})
+        parts = {n: settings[n] for n in names if n in settings and n not in of_data}
         model = {"class_path": settings["_class_path"], "init_args": parts}
         return yaml.safe_dump({"model": model})
     except Exception:  # of a file of something else, torch raises anything

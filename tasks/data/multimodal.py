@@ -51,14 +51,15 @@ class Multimodal(DataModule):
     ``[B]``. Predict batches are ``(mixed, names)``, which tell table and line.
 
     ``source`` is ``embedded``, pages of pictures of which a text names the row and a sound the
-    column (`tasks.data.pages.Pages`), with the questions "what" is there and "where"; or a ``table``: ``root/train.csv``
-    and perhaps ``val.csv`` and ``test.csv``, with the columns ``label`` and any of ``text``,
-    ``image`` and ``audio``, paths below the table's folder, and the question "class". A row lacks
-    what its cell is empty of; one file may be in many rows. A split without a table is held out of
-    the training rows, a tenth of each class; where rows share files, give tables instead. Texts are
-    bytes of UTF-8. Images are brought to ``image_size`` by their shorter side, what is left over of
-    the longer cut off at both ends. Sounds are read as `tasks.data.Audio` reads them. Nothing else
-    is ever cut: longer texts and sounds are refused by line.
+    column (`tasks.data.pages.Pages`), with the questions "what" is there and "where"; or a
+    ``table``: ``root/train.csv`` and perhaps ``val.csv`` and ``test.csv``, with the columns
+    ``label`` and any of ``text``, ``image`` and ``audio``, paths below the table's folder, and the
+    question "class". A row lacks what its cell is empty of; one file may be in many rows. A split
+    without a table is held out of the training rows, a tenth of each class; where rows share files,
+    give tables instead. Texts are bytes of UTF-8. Images are brought to ``image_size`` by their
+    shorter side, what is left over of the longer cut off at both ends. Sounds are read as
+    `tasks.data.Audio` reads them. Nothing else is ever cut: longer texts and sounds are refused by
+    line.
 
     Training rows are shuffled anew in each epoch, pages also drawn anew, from ``seed`` and the
     epoch alone: R processes with batches of B see the rows of one process with batches of R·B. Of

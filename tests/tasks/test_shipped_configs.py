@@ -8,7 +8,7 @@ import yaml
 from tasks import cli, configs
 
 NAMES = list(configs.shipped())
-JOBS = ["algorithm", "audio", "image", "text", "text_classification", "video"]
+JOBS = ["algorithm", "audio", "image", "multimodal", "text", "text_classification", "video"]
 CAUSAL_JOBS = ["algorithm", "text"]
 CAUSAL = ["encoding/fire", "encoding/xpos"]  # encodings of causal models of one axis
 ON_WEIGHTS = ["extend_context", "finetune_resolution"]  # by test_extend_context, test_main_job
