@@ -1,5 +1,6 @@
 """The code of the README and the guides runs, commands parse, and the table names what there is."""
 
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -15,6 +16,9 @@ GUIDE = (ROOT / "docs" / "timm.md").read_text(encoding="utf-8")
 SEQUENCES = (ROOT / "docs" / "sequences.md").read_text(encoding="utf-8")
 AUDIO = (ROOT / "docs" / "audio.md").read_text(encoding="utf-8")
 TEXT = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
+VIDEO = (ROOT / "docs" / "video.md").read_text(encoding="utf-8")
+MULTIMODAL = (ROOT / "docs" / "multimodal.md").read_text(encoding="utf-8")
+PAGES = (GUIDE, SEQUENCES, TEXT, AUDIO, VIDEO, MULTIMODAL)
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -78,8 +82,21 @@ def test_the_guide_to_sound_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert names["whole"].shape == (1, 50, 64) and len(names["chunks"]) == 7
 
 
+def test_the_guides_to_video_and_to_several_modalities_run() -> None:
+    clips, timm = blocks("python", VIDEO)
+    names: dict = {}
+    exec(clips, names)
+    assert names["counted"].shape == names["timed"].shape == (2, 5)
+    assert (names["counted"] - names["timed"]).abs().max() > 1e-5
+    exec(timm, names)
+    assert tuple(names["network"].transformer.additive.table.shape) == (4, 7, 7, 192)
+    (mixed,) = blocks("python", MULTIMODAL)
+    exec(mixed, names)
+    assert names["answers"].shape == names["silent"].shape == (2, 5)
+
+
 def test_links_of_the_pages_lead_somewhere() -> None:
-    pages = [(page, ROOT / "docs") for page in (GUIDE, SEQUENCES, TEXT, AUDIO)]
+    pages = [(page, ROOT / "docs") for page in PAGES]
     for text, folder in [(README, ROOT), *pages]:
         links = re.findall(r"\]\(([^)#:]+)\)", text)
         assert links
@@ -117,7 +134,7 @@ def test_every_encoding_has_its_row() -> None:
 
 FITS = [
     shlex.split(line, comments=True)[1:]
-    for block in blocks("bash", README + GUIDE + SEQUENCES + TEXT + AUDIO)
+    for block in blocks("bash", "".join([README, *PAGES]))
     for line in block.splitlines()
     if line.startswith("mmpos fit --config") and "--print_config" not in line
 ]
@@ -129,5 +146,5 @@ def test_every_job_of_the_readme_parses(args: list[str], capsys: pytest.CaptureF
         cli.main([*args, "--print_config"])
     assert stopped.value.code in (0, None)
     said = capsys.readouterr().out
-    tasks = ("AudioClassification", "ImageClassification", "LanguageModel", "TextClassification")
+    tasks = set(importlib.import_module("tasks").__all__) - {"Task"}
     assert any(f"class_path: tasks.{task}" in said for task in tasks)

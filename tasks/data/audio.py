@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
 
 from . import audio_sources
 from .audio_files import audio_files, seconds_of, unreadable
 from .audio_sources import Clip, Found
 from .features import Features, SpecAugment
+from .files import without_broken
 from .module import DataModule
 from .sounds import Digits, Files, Longer, Sounds, Source
 from .splits import SPLITS, balanced
@@ -266,22 +266,9 @@ class Audio(DataModule):
                 seconds_of(path)
             return clips
         broken = unreadable(paths, self.features.rate)
-        if not broken:
-            return clips
-        if len(broken) == len(paths):
-            raise ValueError(f"none of the {len(paths)} files can be read: {_listed(broken)}")
-        kept = [clip for clip in clips if clip.path not in broken]
-        had, have = ({label for clip in some for label in clip.labels} for some in (clips, kept))
-        if classes and (lost := sorted(had - have)):
-            raise ValueError(
-                f"no clip of class {classes[lost[0]]}{where} can be read ({_listed(broken)}): "
-                "repair them, or remove the class"
-            )
-        rank_zero_warn(
-            f"left out {len(broken)} of {len(paths)} files{where} that cannot be read: "
-            f"{_listed(broken, len(broken))}"
+        return without_broken(
+            clips, broken, lambda clip: clip.labels, what="clip", where=where, classes=classes
         )
-        return kept
 
     def _sounds(self, split: str, source: Source) -> Sounds:
         training = split == "train"
@@ -315,8 +302,3 @@ class Audio(DataModule):
 def _made(kind: type, given: Any) -> Any:
     """An instance of a class of settings, of one, of its arguments, or of None for none."""
     return kind(**given) if isinstance(given, Mapping) else given
-
-
-def _listed(broken: Mapping[str, str], most: int = 5) -> str:
-    more = f" and {len(broken) - most} more" if len(broken) > most else ""
-    return ", ".join(f"{path} ({why})" for path, why in list(broken.items())[:most]) + more

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torchaudio.transforms import Resample
 
+from .files import files_below
+
 SUFFIXES = (".aif", ".aifc", ".aiff", ".au", ".caf", ".flac", ".mp3", ".oga", ".ogg", ".opus")
 SUFFIXES += (".snd", ".sph", ".voc", ".w64", ".wav")
 BLOCK = 2**18
@@ -50,27 +52,8 @@ class Broken(ValueError):
 
 
 def audio_files(folder: Path) -> list[str]:
-    """Paths of all sound files below ``folder`` in any depth, sorted, hidden ones left out; of a
-    file itself. Raises FileNotFoundError if none.
-    """
-    if folder.is_file():
-        return [str(folder)]
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no folder or file at {folder}; expected one with sounds")
-    found: list[str] = []
-    for base, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [
-            os.path.join(base, name)
-            for name in names
-            if not name.startswith(".") and name.lower().endswith(SUFFIXES)
-        ]
-    if not found:
-        raise FileNotFoundError(
-            f"no sounds in the folder {folder}, in any depth; expected files of type "
-            f"{' '.join(SUFFIXES)}: add some, or give another folder"
-        )
-    return sorted(found)
+    """Paths of all sound files below ``folder``, see `tasks.data.files.files_below`."""
+    return files_below(folder, SUFFIXES, "sounds")
 
 
 class _Stream(soundfile.SoundFile):

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 from torchaudio.datasets import SPEECHCOMMANDS
 
 from .audio_files import audio_files
-from .sources import SPELLINGS, folder_classes, split_folders
-from .splits import SPLITS, hold_out
-from .tables import check_folder, number_in, paths_of, rows_of, some
+from .sources import folder_classes, split_folders
+from .splits import SPLITS, completed
+from .tables import check_folder, number_in, paths_of, rows_of, some, split_tables
 
 SPEECHCOMMANDS_FOLDER = Path("SpeechCommands", "speech_commands_v0.02")
 SPEECHCOMMANDS_LISTS = {"val": "validation_list.txt", "test": "testing_list.txt"}
@@ -221,17 +220,10 @@ def table(root: Path) -> Found:
         label that train.csv does not have.
     """
     check_folder(root, "one with train.csv, of the columns file and labels")
-    tables: dict[str, list[tuple[str, dict[str, str]]]] = {}
-    for path in sorted(root.glob("*.csv")):
-        split = SPELLINGS.get(path.stem.lower(), path.stem.lower())
-        if split in tables:
-            raise ValueError(f"{root} has two tables for {split}, {path.name} is one: remove one")
-        if split in SPLITS:
-            tables[split] = rows_of(path, ("file", "labels"))
-    if "train" not in tables:
-        raise FileNotFoundError(
-            f"no train.csv in {root}; expected it with the columns file and labels"
-        )
+    tables = {
+        split: rows_of(path, ("file", "labels"))
+        for split, path in split_tables(root, "file and labels").items()
+    }
     names = {label for _, row in tables["train"] for label in _labels(row)}
     rows = [(split, *row) for split, own in tables.items() for row in own]
     multilabel = any(len(_labels(row)) != 1 for _, _, row in rows)
@@ -261,25 +253,13 @@ def table(root: Path) -> Found:
 
 
 def complete(found: Found, seed: int) -> dict[str, list[Clip]]:
-    """All three splits: each that is absent has a tenth of the training sounds, chosen by ``seed``,
-    of every class if they have one each.
-
-    Raises: ValueError for a class with too few training sounds.
+    """All three splits, see `tasks.data.splits.completed`; with several labels a clip, of all
+    classes together.
     """
-    absent = [split for split in SPLITS if split not in found.splits]
-    train = found.splits["train"]
-    names = ["all classes"] if found.multilabel else found.classes
-    targets = np.array([0 if found.multilabel else clip.labels[0] for clip in train], dtype=int)
-    for name, count in zip(names, np.bincount(targets, minlength=len(names)), strict=True):
-        if count <= len(absent):
-            why = f", to hold out {' and '.join(absent)}: give more, or such splits"
-            raise ValueError(
-                f"train has {count} sounds of {name}, expected {1 + len(absent)} or more"
-                f"{why if absent else ''}"
-            )
-    held = hold_out(targets, absent, seed)
-    splits = found.splits | {split: [train[i] for i in own] for split, own in held.items()}
-    return {split: splits[split] for split in SPLITS}
+    several = found.multilabel
+    labels = [0 if several else clip.labels[0] for clip in found.splits["train"]]
+    classes = ["all classes"] if several else found.classes
+    return completed(found.splits, labels, classes, seed, "sounds")
 
 
 def _labels(row: dict[str, str]) -> set[str]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
 from PIL import Image
 from torch import Tensor, tensor
 from torch.utils.data import Dataset
@@ -15,7 +14,7 @@ from .audio_files import Broken, read_audio, seconds_of
 from .features import Features
 from .mixed import MODALITIES, Item, Parts
 from .pictures import read_image
-from .splits import SPLITS, hold_out
+from .splits import completed
 from .tables import Row, check_folder, paths_of, rows_of, split_tables
 
 COLUMNS = "label and any of text, image, audio"
@@ -104,7 +103,10 @@ def read(root: Path, context: int, blank: Collection[str] = ()) -> Found:
         that train.csv does not have.
     """
     check_folder(root, f"one with train.csv, of the columns {COLUMNS}")
-    splits = {split: entries(path, context, blank) for split, path in split_tables(root).items()}
+    splits = {
+        split: entries(path, context, blank)
+        for split, path in split_tables(root, "label and text, image or audio").items()
+    }
     classes = sorted({entry.label for entry in splits["train"]})
     if len(classes) < 2:
         raise ValueError(
@@ -121,23 +123,11 @@ def read(root: Path, context: int, blank: Collection[str] = ()) -> Found:
 
 
 def complete(found: Found, seed: int) -> dict[str, list[Entry]]:
-    """All three splits: each that is absent has a tenth of the training rows of every class, chosen
-    by ``seed``. Rows that share a file may come to two sides.
-
-    Raises: ValueError for a class with too few training rows.
+    """All three splits, see `tasks.data.splits.completed`. Rows that share a file may come to two
+    sides.
     """
-    absent = [split for split in SPLITS if split not in found.splits]
-    train = found.splits["train"]
-    targets = np.array([found.classes.index(entry.label) for entry in train])
-    for name, count in zip(found.classes, np.bincount(targets), strict=True):
-        if count <= len(absent):
-            raise ValueError(
-                f"train has {count} rows of {name}, expected {1 + len(absent)} or more, to hold "
-                f"out {' and '.join(absent)}: give more, or such tables"
-            )
-    held = hold_out(targets, absent, seed)
-    splits = found.splits | {split: [train[i] for i in own] for split, own in held.items()}
-    return {split: splits[split] for split in SPLITS}
+    labels = [found.classes.index(entry.label) for entry in found.splits["train"]]
+    return completed(found.splits, labels, found.classes, seed, "rows")
 
 
 class Rows(Dataset[Item]):

@@ -1,5 +1,8 @@
 """Which images train, validate and test."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 
 SPLITS = ("train", "val", "test")
@@ -22,6 +25,32 @@ def hold_out(targets: np.ndarray, splits: list[str], seed: int) -> dict[str, np.
             parts[name].append(members[place * share : (place + 1) * share])
         parts["train"].append(members[len(splits) * share :])
     return {name: np.sort(np.concatenate(part)) for name, part in parts.items()}
+
+
+def completed(
+    splits: Mapping[str, list[Any]],
+    labels: Sequence[int],
+    classes: Sequence[str],
+    seed: int,
+    what: str,
+) -> dict[str, list[Any]]:
+    """All three splits: each that is absent has a tenth of the training items of every class, at
+    least one, chosen by ``seed``. ``labels`` are the training items' classes.
+
+    Raises: ValueError for a class with too few of ``what`` it is.
+    """
+    absent = [split for split in SPLITS if split not in splits]
+    targets = np.array(labels, dtype=int)
+    for name, count in zip(classes, np.bincount(targets, minlength=len(classes)), strict=True):
+        if count <= len(absent):
+            why = f", to hold out {' and '.join(absent)}: give more, or such splits"
+            raise ValueError(
+                f"train has {count} {what} of {name}, expected {1 + len(absent)} or more"
+                f"{why if absent else ''}"
+            )
+    held = hold_out(targets, absent, seed)
+    all_three = {**splits, **{s: [splits["train"][i] for i in own] for s, own in held.items()}}
+    return {split: all_three[split] for split in SPLITS}
 
 
 def balanced(targets: np.ndarray, indices: np.ndarray, count: int, seed: int) -> np.ndarray:

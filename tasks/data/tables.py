@@ -54,7 +54,7 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[Row]:
     return rows
 
 
-def split_tables(root: Path) -> dict[str, Path]:
+def split_tables(root: Path, columns: str) -> dict[str, Path]:
     """``root/{train,val,test}.csv`` as far as there are, in any case or also called as
     `tasks.data.sources.SPELLINGS`. Raises OSError or ValueError for no train.csv, or two tables for
     a split.
@@ -67,7 +67,7 @@ def split_tables(root: Path) -> dict[str, Path]:
         if split in SPLITS:
             found[split] = path
     if "train" not in found:
-        raise FileNotFoundError(f"no train.csv in {root}; expected the table to train on")
+        raise FileNotFoundError(f"no train.csv in {root}; expected it with the columns {columns}")
     return {split: found[split] for split in SPLITS if split in found}
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_warn
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch.utils.data import DataLoader
 
 from . import video_sources
 from .clips import Augmentation, Files, Look, Moving, Videos
+from .files import without_broken
 from .module import DataModule
 from .motion import Motion
 from .options import per_channel, sizes
@@ -234,23 +234,9 @@ class Video(DataModule):
                 check(video.path, self.file_fps)
             return videos
         broken = unreadable([video.path for video in videos], self.file_fps)
-        kept = [video for video in videos if video.path not in broken]
-        if not kept:
-            raise ValueError(
-                f"none of the {len(videos)} files{where} can be read: {_listed(broken, 5)}"
-            )
-        lost = {video.label for video in videos} - {video.label for video in kept}
-        if classes and lost:
-            raise ValueError(
-                f"no video of class {classes[min(lost)]}{where} can be read "
-                f"({_listed(broken, 5)}): repair them, or remove the class"
-            )
-        if broken:
-            rank_zero_warn(
-                f"left out {len(broken)} of {len(videos)} files{where} that cannot be read: "
-                f"{_listed(broken, len(broken))}"
-            )
-        return kept
+        return without_broken(
+            videos, broken, lambda video: [video.label], what="video", where=where, classes=classes
+        )
 
     def _files(
         self, paths: list[str], labels: list[int] | None = None, training: bool = False
@@ -282,8 +268,3 @@ class Video(DataModule):
 
     def predict_dataloader(self) -> DataLoader:
         return self.loader("predict")
-
-
-def _listed(broken: Mapping[str, str], most: int) -> str:
-    more = f" and {len(broken) - most} more" if len(broken) > most else ""
-    return ", ".join(f"{path} ({why})" for path, why in list(broken.items())[:most]) + more

@@ -1,13 +1,11 @@
 """Where videos come from: files below a folder; with labels, folders and tables."""
 
-import os
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
+from .files import files_below
 from .sources import folder_classes, split_folders
-from .splits import SPLITS, hold_out
+from .splits import SPLITS, completed
 from .tables import check_folder, paths_of, rows_of, split_tables
 
 SUFFIXES = (".264", ".265", ".3gp", ".asf", ".avi", ".flv", ".gif", ".h264", ".h265", ".hevc")
@@ -30,27 +28,8 @@ class Found(NamedTuple):
 
 
 def video_files(folder: Path) -> list[str]:
-    """Paths of all video files below ``folder`` in any depth, sorted, hidden ones left out; of a
-    file itself. Raises FileNotFoundError if none.
-    """
-    if folder.is_file():
-        return [str(folder)]
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no folder or file at {folder}; expected one with videos")
-    found: list[str] = []
-    for base, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [
-            os.path.join(base, name)
-            for name in names
-            if not name.startswith(".") and name.lower().endswith(SUFFIXES)
-        ]
-    if not found:
-        raise FileNotFoundError(
-            f"no videos in the folder {folder}, in any depth; expected files of type "
-            f"{' '.join(SUFFIXES)}: add some, or give another folder"
-        )
-    return sorted(found)
+    """Paths of all video files below ``folder``, see `tasks.data.files.files_below`."""
+    return files_below(folder, SUFFIXES, "videos")
 
 
 def folder(root: Path) -> Found:
@@ -80,7 +59,10 @@ def table(root: Path) -> Found:
         in two rows, or a label that is empty or that train.csv does not have.
     """
     check_folder(root, "one with train.csv, of the columns file and label")
-    tables = {split: rows_of(path, ("file", "label")) for split, path in split_tables(root).items()}
+    tables = {
+        split: rows_of(path, ("file", "label"))
+        for split, path in split_tables(root, "file and label").items()
+    }
     classes = sorted({row["label"].strip() for _, row in tables["train"]} - {""})
     if len(classes) < 2:
         raise ValueError(
@@ -100,21 +82,6 @@ def table(root: Path) -> Found:
 
 
 def complete(found: Found, seed: int) -> dict[str, list[Labelled]]:
-    """All three splits: each that is absent has a tenth of the training videos of every class, at
-    least one, chosen by ``seed``.
-
-    Raises: ValueError for a class with too few training videos.
-    """
-    absent = [split for split in SPLITS if split not in found.splits]
-    train = found.splits["train"]
-    targets = np.array([video.label for video in train])
-    counts = np.bincount(targets, minlength=len(found.classes))
-    for name, count in zip(found.classes, counts, strict=True):
-        if count <= len(absent):
-            raise ValueError(
-                f"train has {count} videos of {name}, expected {1 + len(absent)} or more, to hold "
-                f"out {' and '.join(absent)}: give more, or such splits"
-            )
-    held = hold_out(targets, absent, seed)
-    splits = found.splits | {split: [train[i] for i in own] for split, own in held.items()}
-    return {split: splits[split] for split in SPLITS}
+    """All three splits, see `tasks.data.splits.completed`."""
+    labels = [video.label for video in found.splits["train"]]
+    return completed(found.splits, labels, found.classes, seed, "videos")
