@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,9 @@ from torch import Tensor, nn
 from mmpos.additive.table import TableEncoding
 from mmpos.coordinates import Coordinates, Extent
 from mmpos.resample import Resampling
+
+MOST = 2**24
+"""Rows of a table, of far more than was ever published: beyond it somebody means a product."""
 
 
 class LearnedEncoding(TableEncoding):
@@ -40,11 +44,12 @@ class LearnedEncoding(TableEncoding):
 
     Shape: positions ``[..., L, A]`` → ``[..., L, dim]``. Parameters: ``table [*grid, dim]`` and
     ``prefix [prefix_rows, dim]``.
-    Raises: TypeError without a grid; ValueError for ``dynamic`` with ``coordinates``; in the call
-    if ``extent`` is another grid and no such reading is there (the table must be resized, not read
-    past its end or in a corner), or a position is no cell of it, or, with ``coordinates``, lies
-    more than half a cell beyond its outermost rows (nearer, it gets the outermost row). Compiled,
-    or away from the CPU, where looking would cost a wait, such a position gets a row of NaN.
+    Raises: TypeError without a grid; ValueError for one of more than 2²⁴ cells, or ``dynamic`` with
+    ``coordinates``; in the call if ``extent`` is another grid and no such reading is there (the
+    table must be resized, not read past its end or in a corner), or a position is no cell of it,
+    or, with ``coordinates``, lies more than half a cell beyond its outermost rows (nearer, it gets
+    the outermost row). Compiled, or away from the CPU, where looking would cost a wait, such a
+    position gets a row of NaN.
 
     >>> table = LearnedEncoding(8, (2, 3), prefix_rows=1)
     >>> tuple(table.table.shape), tuple(table.prefix.shape)
@@ -71,6 +76,12 @@ class LearnedEncoding(TableEncoding):
         )
         if prefix_rows < 0:
             raise ValueError(f"prefix_rows must be 0 or more, got {prefix_rows}")
+        rows = math.prod(axes)
+        if rows > MOST:
+            raise ValueError(
+                f"a table of {' × '.join(map(str, axes))} has {rows:,} rows, expected {MOST:,} at "
+                "most: FactorizedEncoding has a table for each axis"
+            )
         self.prefix_rows = prefix_rows
         self.table = nn.Parameter(torch.empty(*axes, dim))
         self.prefix = nn.Parameter(torch.empty(prefix_rows, dim)) if prefix_rows else None
@@ -92,7 +103,12 @@ class LearnedEncoding(TableEncoding):
         missing = positions.isnan()
         placed = ~missing.all(-1)
         readable = inside.all(-1) & ~(missing.any(-1) & placed)
-        self._check_places(positions, readable, grid, ", given on all axes")
+        self._check_places(
+            positions,
+            readable,
+            grid,
+            ", given on all axes (FactorizedEncoding reads those that a token has)",
+        )
         place = torch.where(readable.unsqueeze(-1), place, 0)
         rows = torch.where(readable.unsqueeze(-1), self._rows(table, place), torch.nan)
         rows = torch.where(placed.unsqueeze(-1), rows, 0.0)

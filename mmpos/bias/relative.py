@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,6 +73,12 @@ class RelativePositionBias(TableBias):
                     "fit must be resize for a table of offsets, or center where queries and keys "
                     f"have one grid, so that offset 0 is in the middle, got {fit!r}"
                 )
+        rows = math.prod(self._sizes())
+        if rows > 2**24:
+            raise ValueError(
+                f"a table of offsets in {' × '.join(map(str, axes))} has {rows:,} rows, expected "
+                f"{2**24:,} at most: T5Bias has a table for each axis"
+            )
         self.table = nn.Parameter(torch.empty(*self._sizes(), heads))
         self.prefix = nn.Parameter(torch.empty(3, heads)) if prefix_rows else None
         self.reset_parameters()

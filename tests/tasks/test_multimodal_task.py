@@ -4,16 +4,19 @@ import csv
 from functools import partial
 from pathlib import Path
 
+import lightning as L
 import numpy as np
 import pytest
 import soundfile
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 from PIL import Image
 
 import mmpos
 from mmpos.models import Transformer
 from tasks import MultimodalClassification, cli
 from tasks.data import Multimodal
+from tasks.data.features import Features
 
 QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
 FEW = ["--data.train_samples=32", "--data.eval_samples=12", "--data.batch_size=8"]
@@ -122,24 +125,28 @@ def test_the_job_its_checkpoint_and_what_is_blanked(
     assert "did you mean audio?" in capsys.readouterr().err
 
 
-def test_a_table_is_trained_on_and_predicted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def write_table(folder: Path, rows: int) -> None:
     """A label that any of the three tells, each of which some rows lack."""
     draw = np.random.default_rng(0)
     lines = []
-    for k in range(60):
+    for k in range(rows):
         label = k % 2
         level, pitch = (40, 300) if label else (200, 1500)
         noise = draw.integers(-20, 20, (32, 32, 3))
-        Image.fromarray((level + noise).astype(np.uint8)).save(tmp_path / f"{k}.png")
+        Image.fromarray((level + noise).astype(np.uint8)).save(folder / f"{k}.png")
         tone = np.sin(2 * np.pi * pitch * np.arange(2000) / 8000)
-        soundfile.write(tmp_path / f"{k}.wav", tone, 8000)
+        soundfile.write(folder / f"{k}.wav", tone, 8000)
         cells = [("dark" if label else "light"), f"{k}.png", f"{k}.wav"]
         for lost in draw.choice(3, draw.integers(0, 3), replace=False):
             cells[lost] = ""
         lines.append(",".join([*cells, "low" if label else "high"]))
-    (tmp_path / "train.csv").write_text("\n".join(["text,image,audio,label", *lines, ""]))
+    (folder / "train.csv").write_text("\n".join(["text,image,audio,label", *lines, ""]))
+
+
+def test_a_table_is_trained_on_and_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_table(tmp_path, 60)
     (tmp_path / "new.csv").write_text("text,image\ndark,\n,0.png\n")
     monkeypatch.chdir(tmp_path)
     own = ["--data.source=table", "--data.root=.", "--data.batch_size=8", "--data.image_size=32"]
@@ -152,3 +159,61 @@ def test_a_table_is_trained_on_and_predicted(
         rows = list(csv.DictReader(file))
     assert [row["class"] for row in rows] == ["low", "high"]
     assert [row["file"].split(" of ")[0] for row in rows] == ["line 2", "line 3"]
+
+
+class Record(L.Callback):
+    """Writes the weights, the metrics, and how often this process had no sound, to a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.silent = folder, 0
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        self.silent += batch[0].audio is None
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        loss = float(trainer.callback_metrics["val/loss"])
+        state = pl_module.network.state_dict()
+        torch.save((state, loss, self.silent), self.folder / f"{trainer.global_rank}.pt")
+
+
+def test_two_processes_that_lack_different_modalities_are_one(tmp_path: Path) -> None:
+    write_table(tmp_path, 40)
+    found = []
+    for name, devices in (("one", 1), ("two", 2)):
+        (tmp_path / name).mkdir()
+        data = Multimodal(
+            "table",
+            tmp_path,
+            image_size=16,
+            features=Features(rate=8000, bins=20),
+            batch_size=2 // devices,
+        )
+        task = (
+            make(classes=data.classes, image_size=data.image_size, channels=3, bins=20, context=256)
+            .double()
+            .train()
+        )
+        trainer = L.Trainer(
+            default_root_dir=tmp_path,
+            accelerator="cpu",
+            devices=devices,
+            strategy=DDPStrategy(process_group_backend="gloo", start_method="fork")
+            if devices == 2
+            else "auto",
+            precision="64-true",
+            callbacks=[Record(tmp_path / name)],
+            max_epochs=1,
+            use_distributed_sampler=False,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(task, datamodule=data)
+        found.append([torch.load(tmp_path / name / f"{r}.pt") for r in range(devices)])
+    ((weights, loss, _),), ((first, metric, silent), (second, _, other)) = found
+    assert silent and other and silent + other < 32
+    for name, weight in weights.items():
+        assert torch.equal(first[name], second[name])
+        torch.testing.assert_close(first[name], weight, atol=1e-8, rtol=1e-6)
+    assert metric == pytest.approx(loss, abs=1e-8)
