@@ -46,7 +46,8 @@ MODELS = {
     "learned": ["--config", "encoding/learned"],
     "factorised": ["--config", "encoding/factorized"],
     "RoPE": [],
-    "MRoPE": ["--config", "encoding/mrope"],
+    "MRoPE": ["--config", "encoding/mrope", "--model.transformer.rotary.base", "10"],
+    "T5": ["--config", "encoding/t5"],
     "ALiBi": ["--config", "encoding/alibi", "--model.transformer.bias.axis_scale", "[0.5, 1, 1]"],
 }
 """What is trained, by the options of the command."""
