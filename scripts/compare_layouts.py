@@ -66,7 +66,7 @@ def scores_of(paths: Sequence[Path], options: dict[str, Any]) -> list[Score]:
     """All scores; ``options`` are of the data."""
     scores = []
     for path in paths:
-        trained = Checkpoint(path, "a multimodal classifier", ["layout"])
+        trained = Checkpoint(path, "a multimodal classifier", MultimodalClassification, ["layout"])
         task = MultimodalClassification.load_from_checkpoint(path, map_location="cpu").eval()
         for blank in BLANKS:
             left_out = [blank] if blank else None

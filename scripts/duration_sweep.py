@@ -89,7 +89,7 @@ class Trained(Checkpoint):
     """A checkpoint of the command, and what it was trained on."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, "a classifier of sound", ["frames"])
+        super().__init__(path, "a classifier of sound", AudioClassification, ["frames"])
         self.frames = int(self.settings["frames"])
         self.features = Features(**self.options["features"])
 

@@ -25,12 +25,15 @@ class Checkpoint:
     Raises: ValueError for another file, or other data.
     """
 
-    def __init__(self, path: Path, kind: str, needed: Sequence[str]) -> None:
+    def __init__(self, path: Path, kind: str, task: type, needed: Sequence[str]) -> None:
         try:
             stored = torch.load(path, map_location="cpu", weights_only=True)
             self.settings = {name: stored["hyper_parameters"][name] for name in needed}
             options = dict(stored["datamodule_hyper_parameters"])
             own = options["source"] == "embedded"
+            made = stored["hyper_parameters"].get("_class_path", f"tasks.{task.__name__}")
+            if made != f"tasks.{task.__name__}":
+                raise TypeError(made)
         except (OSError, KeyError, TypeError, RuntimeError, UnpicklingError) as error:
             raise ValueError(f"{path} is no checkpoint of {kind}") from error
         if not own:

@@ -95,7 +95,7 @@ class AudioClassification(Classification):
             )
         self.ticks = ticks
         make: Callable[[int, int], Any] = FrameEmbedding if tokens is None else tokens
-        encoder = transformer(make(1, bins).grid(bins, frames))
+        encoder = transformer(cells(make, bins, frames, "tokens"))
         self.network = Classifier(make(encoder.dim, bins), encoder, self.questions, pool=pool)
 
     def forward(
@@ -119,3 +119,17 @@ class AudioClassification(Classification):
             )
         along = None if self.ticks is None or step is None else self.ticks * step
         return averaged(lambda x, real: self.network(x, real, step=along), owner, values, mask)
+
+
+def cells(make: Callable[[int, int], Any], bins: int, frames: int, name: str) -> Sequence[int]:
+    """How many tokens of sound there are on each axis, of the tokeniser that ``make`` makes.
+
+    Raises: TypeError for one without a grid, as setting ``name``.
+    """
+    made = make(1, bins)
+    if not callable(getattr(made, "grid", None)):
+        raise TypeError(
+            f"{name} makes a tokeniser of sound from (dim, bins), such as "
+            f"mmpos.models.FrameEmbedding, got {type(made).__name__}, which has no grid"
+        )
+    return made.grid(bins, frames)

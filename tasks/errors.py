@@ -19,7 +19,7 @@ from tasks.configs import CommandError, Given
 
 # the model's, given by its data
 LINKED = (
-    *("classes", "multilabel", "image_size", "patch_size", "channels", "bins", "frames"),
+    *("classes", "multilabel", "image_size", "patch_size", "channels", "bins", "frames", "step"),
     *("vocabulary", "context"),
 )
 MISTAKES = (ValueError, TypeError, OSError, MisconfigurationException)
@@ -92,6 +92,13 @@ def from_data(name: str, value: object) -> str:
             f"model.frames comes from the data: use --data.frames {value} for video, or "
             "--data.seconds and --data.features.hop for sound"
         )
+    if name == "patch_size":
+        return (
+            f"model.patch_size {value}: for images it comes from the data, --data.patch_size; for "
+            "others it is a list, such as [2, 16, 16] for video and [16, 16] for several modalities"
+        )
+    if name == "step":
+        return "model.step comes from the data: use --data.fps"
     if name.endswith("_size") or name == "context":
         return f"model.{name} comes from the data: use --data.{name} {value}"
     return f"model.{name} comes from the data, by its source: leave it out"
@@ -274,5 +281,5 @@ def _message(error: BaseException) -> str:
     text = str(error).strip()
     if text.startswith("Caught ") and " in DataLoader worker " in text.partition("\n")[0]:
         # a worker process sends its traceback as text
-        text = re.sub(r"\A[\w.]*(?:Error|Exception): ", "", text.splitlines()[-1])
+        text = re.sub(r"\A[\w.]+: ", "", text.splitlines()[-1])
     return text or type(error).__name__

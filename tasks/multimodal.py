@@ -16,6 +16,7 @@ from mmpos.models import (
 )
 from mmpos.models.classifier import Pool
 from mmpos.models.modalities import Layout
+from tasks.audio import cells
 from tasks.classification import Classification
 
 
@@ -100,9 +101,13 @@ class MultimodalClassification(Classification):
                 "MultimodalClassification is missing 1 required positional argument: "
                 "'transformer' (a checkpoint does not hold one that was made in Python)"
             )
+        if len(patch_size) != 2 or min(patch_size) < 1:
+            raise ValueError(f"patch_size is height and width of a patch, got {list(patch_size)}")
         if any(size % patch for size, patch in zip(image_size, patch_size, strict=True)):
             raise ValueError(
-                f"an image of {tuple(image_size)} cannot be cut into patches of {tuple(patch_size)}"
+                f"an image of {' × '.join(map(str, image_size))} cannot be cut into patches of "
+                f"{' × '.join(map(str, patch_size))}: choose --data.image_size as a multiple, or "
+                "another --model.patch_size"
             )
         sound = frames_to_tokens or FrameEmbedding
 
@@ -116,7 +121,7 @@ class MultimodalClassification(Classification):
 
         small = tokenisers(1)
         page = [size // patch for size, patch in zip(image_size, patch_size, strict=True)]
-        heard: Sequence[int] = small.tokens["audio"].grid(bins, frames)  # type: ignore[operator]
+        heard = cells(sound, bins, frames, "frames_to_tokens")
         encoder = transformer(small.grid({"text": (context,), "image": page, "audio": heard}))
         self.network = Classifier(tokenisers(encoder.dim), encoder, self.questions, pool=pool)
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -28,6 +29,8 @@ class VideoClassification(Classification):
         image_size: height and width in pixels.
         channels: of a frame.
         patch_size: frames, height and width of a tubelet.
+        step: seconds from a frame to the next in clips that the model is made for; with ``ticks``
+            the grid of its transformer is as long as these are, in positions.
         transformer: makes the transformer from its grid of tokens, such as the class `Transformer`.
         ticks: positions in a second. With a number, tubelets stand at their time, whatever frame
             rate; by default they are counted. The number of tubelets in a second of the training
@@ -49,6 +52,7 @@ class VideoClassification(Classification):
         image_size: Sequence[int],
         channels: int = 3,
         patch_size: Sequence[int] = (2, 16, 16),
+        step: float | None = None,
         transformer: Callable[[Sequence[int]], Transformer] | None = None,
         *,
         ticks: float | None = None,
@@ -89,7 +93,10 @@ class VideoClassification(Classification):
             )
         self.ticks = ticks
         height, width = image_size
-        encoder = transformer(TubeletEmbedding(1, patch_size, 1).grid(frames, height, width))
+        time, *space = TubeletEmbedding(1, patch_size, 1).grid(frames, height, width)
+        if ticks is not None and step is not None:
+            time = max(1, math.ceil(time * patch_size[0] * step * ticks - 1e-6))
+        encoder = transformer((time, *space))
         tokens = TubeletEmbedding(encoder.dim, patch_size, channels)
         self.network = Classifier(tokens, encoder, self.questions, pool=pool)
 
@@ -97,14 +104,15 @@ class VideoClassification(Classification):
         self,
         values: Float[Tensor, "rows channel frames height width"],
         mask: Bool[Tensor, "rows frames"] | None = None,
-        step: float | Float[Tensor, " rows"] | None = None,
+        step: float | Sequence[float] | Float[Tensor, " rows"] | None = None,
         owner: Int[Tensor, " rows"] | None = None,
     ) -> dict[str, Float[Tensor, "batch _"]]:
         """The logits of each question.
 
         Args:
             mask: True for real frames; all by default.
-            step: seconds from a frame to the next, needed where the model has ``ticks``.
+            step: seconds from a frame to the next, one number or one for each row; needed where
+                the model has ``ticks``.
             owner: the video of each row, rising from 0; each row is one by default.
         """
         along = None
@@ -114,6 +122,9 @@ class VideoClassification(Classification):
                     f"this model stands at {self.ticks:g} positions in a second: give the step, "
                     "the seconds from a frame to the next (1 / frames a second)"
                 )
+            if isinstance(step, Sequence):
+                exact = torch.float32 if values.device.type == "mps" else torch.float64
+                step = torch.tensor(step, dtype=exact, device=values.device)
             along = self.ticks * step
         return averaged(self._answer, owner, values, mask, along)
 

@@ -124,10 +124,17 @@ def test_a_table_goes_on_as_its_way_says(sweep) -> None:
     [
         ([], "name checkpoints, or give --train"),
         (["x.ckpt", "--data.frames=3"], "unrecognized arguments: --data.frames=3"),
+        (["other.ckpt"], "other.ckpt is no checkpoint of a classifier of video"),
         (["nothing.ckpt"], "nothing.ckpt is no checkpoint of a classifier of video"),
     ],
 )
-def test_what_cannot_be_swept_is_one_line(sweep, arguments, message, capsys) -> None:
+def test_what_cannot_be_swept_is_one_line(
+    sweep, arguments, message, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stored = torch.load(sweep[0][0], weights_only=True)
+    stored["hyper_parameters"]["_class_path"] = "tasks.MultimodalClassification"
+    torch.save(stored, tmp_path / "other.ckpt")
     with pytest.raises(SystemExit):
         sweep[1](arguments)
     assert message in capsys.readouterr().err

@@ -11,8 +11,8 @@ from mmpos.additive.table import TableEncoding
 from mmpos.coordinates import Coordinates, Extent
 from mmpos.resample import Resampling
 
-MOST = 2**24
-"""Rows of a table, of far more than was ever published: beyond it somebody means a product."""
+MOST = 2**28
+"""Numbers of a table, a GiB: beyond it somebody means a table for each axis."""
 
 
 class LearnedEncoding(TableEncoding):
@@ -44,7 +44,7 @@ class LearnedEncoding(TableEncoding):
 
     Shape: positions ``[..., L, A]`` → ``[..., L, dim]``. Parameters: ``table [*grid, dim]`` and
     ``prefix [prefix_rows, dim]``.
-    Raises: TypeError without a grid; ValueError for one of more than 2²⁴ cells, or ``dynamic`` with
+    Raises: TypeError without a grid; ValueError for more than 2²⁸ numbers, or ``dynamic`` with
     ``coordinates``; in the call if ``extent`` is another grid and no such reading is there (the
     table must be resized, not read past its end or in a corner), or a position is no cell of it,
     or, with ``coordinates``, lies more than half a cell beyond its outermost rows (nearer, it gets
@@ -76,11 +76,11 @@ class LearnedEncoding(TableEncoding):
         )
         if prefix_rows < 0:
             raise ValueError(f"prefix_rows must be 0 or more, got {prefix_rows}")
-        rows = math.prod(axes)
-        if rows > MOST:
+        if math.prod(axes) * dim > MOST:
             raise ValueError(
-                f"a table of {' × '.join(map(str, axes))} has {rows:,} rows, expected {MOST:,} at "
-                "most: FactorizedEncoding has a table for each axis"
+                f"a table of {' × '.join(map(str, axes))} with {dim} features has "
+                f"{math.prod(axes) * dim:,} numbers, expected {MOST:,} at most: FactorizedEncoding "
+                "has a table for each axis"
             )
         self.prefix_rows = prefix_rows
         self.table = nn.Parameter(torch.empty(*axes, dim))
@@ -103,12 +103,8 @@ class LearnedEncoding(TableEncoding):
         missing = positions.isnan()
         placed = ~missing.all(-1)
         readable = inside.all(-1) & ~(missing.any(-1) & placed)
-        self._check_places(
-            positions,
-            readable,
-            grid,
-            ", given on all axes (FactorizedEncoding reads those that a token has)",
-        )
+        self._check_partial(positions, missing, placed, grid)
+        self._check_places(positions, readable, grid)
         place = torch.where(readable.unsqueeze(-1), place, 0)
         rows = torch.where(readable.unsqueeze(-1), self._rows(table, place), torch.nan)
         rows = torch.where(placed.unsqueeze(-1), rows, 0.0)
@@ -118,6 +114,20 @@ class LearnedEncoding(TableEncoding):
         has_row = ~placed & (order < len(self.prefix))
         own = self.prefix[order.clamp(0, len(self.prefix) - 1)]
         return torch.where(has_row.unsqueeze(-1), own, rows)
+
+    def _check_partial(
+        self, positions: Tensor, missing: Tensor, placed: Tensor, grid: tuple[int, ...]
+    ) -> None:
+        """Raise for a token that lacks one of several axes; on the CPU: looking is free."""
+        if positions.device.type != "cpu" or torch.compiler.is_compiling():
+            return
+        partial = missing.any(-1) & placed
+        if partial.any():
+            raise ValueError(
+                f"position {tuple(positions[partial][0].tolist())} lacks an axis, and a table of "
+                f"the grid {' × '.join(map(str, grid))} has rows for places given on all axes: "
+                "FactorizedEncoding reads those that a token has"
+            )
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, prefix_rows={self.prefix_rows}"

@@ -74,10 +74,10 @@ class RelativePositionBias(TableBias):
                     f"have one grid, so that offset 0 is in the middle, got {fit!r}"
                 )
         rows = math.prod(self._sizes())
-        if rows > 2**24:
+        if rows * heads > 2**28:
             raise ValueError(
-                f"a table of offsets in {' × '.join(map(str, axes))} has {rows:,} rows, expected "
-                f"{2**24:,} at most: T5Bias has a table for each axis"
+                f"a table of offsets in {' × '.join(map(str, axes))} has {rows * heads:,} numbers, "
+                f"expected {2**28:,} at most: T5Bias has a table for each axis"
             )
         self.table = nn.Parameter(torch.empty(*self._sizes(), heads))
         self.prefix = nn.Parameter(torch.empty(3, heads)) if prefix_rows else None

@@ -45,6 +45,8 @@ class PatchEmbedding(nn.Module):
 
     def __init__(self, dim: int, patch_size: Sequence[int], channels: int = 3) -> None:
         super().__init__()
+        if not isinstance(patch_size, Sequence):
+            raise TypeError(f"patch_size is a size for each axis, one to three, got {patch_size!r}")
         self.patch_size = tuple(patch_size)
         if len(self.patch_size) not in _CONVOLUTIONS or min(self.patch_size) < 1:
             raise ValueError(f"patch_size must be one to three sizes above 0, got {patch_size}")

@@ -36,9 +36,9 @@ class TubeletEmbedding(PatchEmbedding):
     """
 
     def __init__(self, dim: int, patch_size: Sequence[int], channels: int = 3) -> None:
-        if len(patch_size) != 3:
+        if not isinstance(patch_size, Sequence) or len(patch_size) != 3:
             raise ValueError(
-                f"a tubelet has three sizes, frames, height and width, got {tuple(patch_size)}"
+                f"a tubelet has three sizes, frames, height and width, got {patch_size}"
             )
         super().__init__(dim, patch_size, channels)
 

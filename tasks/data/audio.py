@@ -216,7 +216,7 @@ class Audio(DataModule):
                 self._data[split] = self._sounds(split, self._spoken(split))
             return
         parts = audio_sources.complete(self._found, self.split_seed)
-        if self.train_samples is not None:
+        if self.train_samples is not None and "train" in needed:
             parts["train"] = self._balanced(parts["train"])
         for split in needed:
             self._data[split] = self._sounds(split, self._files(split, parts[split]))

@@ -22,8 +22,10 @@ class Clips(NamedTuple):
     """Frames ``[W, C, T, H, W']``, 0 beyond the end of each row."""
     mask: Tensor | None
     """``[W, T]``, True for real frames; None where all are."""
-    step: float | Tensor
-    """Seconds from a frame to the next; float64 ``[W]`` where rows differ in it."""
+    step: float | tuple[float, ...]
+    """Seconds from a frame to the next, of each row where they differ in it. These are plain
+    numbers, which a run in half precision does not round.
+    """
     owner: Tensor | None = None
     """The video of each row ``[W]``; each row is one if None."""
 
@@ -228,7 +230,7 @@ class Videos(Dataset[tuple[list[Part], Any]]):
         clips = Clips(
             values,
             None if mask.all() else mask,
-            steps[0] if len(set(steps)) == 1 else torch.tensor(steps, dtype=torch.float64),
+            steps[0] if len(set(steps)) == 1 else tuple(steps),
             torch.arange(len(items)).repeat_interleave(counts) if counts.max() > 1 else None,
         )
         return clips, default_collate([labels for _, labels in items])

@@ -175,7 +175,7 @@ class Images(DataModule):
         indices = {split: np.arange(len(targets[split])) for split in bases}
         absent = [split for split in SPLITS if split not in bases]
         indices |= hold_out(targets["train"], absent, self.split_seed)
-        if self.train_samples is not None:
+        if self.train_samples is not None and "train" in needed:
             indices["train"] = balanced(
                 targets["train"], indices["train"], self.train_samples, self.split_seed
             )

@@ -27,7 +27,7 @@ class Parts(NamedTuple):
 
 
 class Mixed(NamedTuple):
-    """B rows of any modalities, as `tasks.Multimodal` takes them.
+    """B rows of any modalities, as `tasks.MultimodalClassification` takes them.
 
     A modality that no row has is None, values and mask. Where some have it, the others have zeros
     and a mask that is False throughout; where all is real, the mask is None.

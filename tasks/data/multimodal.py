@@ -219,7 +219,7 @@ class Multimodal(DataModule):
                 self._data[split] = AskedPages(pages, self.features, self.blank)
             return
         parts = mixed_tables.complete(self._found, self.split_seed)
-        if self.train_samples is not None:
+        if self.train_samples is not None and "train" in needed:
             targets = np.array([self._found.classes.index(e.label) for e in parts["train"]])
             everything = np.arange(len(targets))
             chosen = balanced(targets, everything, self.train_samples, self.split_seed)

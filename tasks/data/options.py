@@ -8,7 +8,8 @@ def sizes(
 ) -> tuple[tuple[int, int], tuple[int, int] | None]:
     """Height and width of image and patch. Raises ValueError where patches do not fill it."""
     if patch is None:
-        return sizes(image, 1)[0], None
+        (height, width), _ = sizes(image, image)
+        return (height, width), None
     for name, given in (("image_size", image), ("patch_size", patch)):
         if not isinstance(given, int) and len(given) != 2:
             raise ValueError(f"{name} is {given}; expected one number, or height and width")
@@ -16,7 +17,8 @@ def sizes(
         (size, size) if isinstance(size, int) else tuple(size) for size in (image, patch)
     )
     if min(height, width, rows, columns) < 1:
-        raise ValueError(f"image_size {image} and patch_size {patch}: expected positive numbers")
+        both = f"image_size {image}" + (f" and patch_size {patch}" if patch != image else "")
+        raise ValueError(f"{both}: expected positive numbers")
     if height % rows or width % columns:
         smaller = max(height // rows, 1) * rows, max(width // columns, 1) * columns
         larger = -(-height // rows) * rows, -(-width // columns) * columns

@@ -28,13 +28,19 @@ Row = tuple[str, dict[str, str]]
 
 def rows_of(path: Path, columns: Sequence[str]) -> list[Row]:
     """The rows of a CSV. Raises OSError or ValueError for one without them or these columns."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, expected a table, a CSV file")
     if not path.is_file():
         raise FileNotFoundError(f"no {path.name} in {path.parent}; expected it there")
+    rows: list[Row] = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
+            reader = csv.DictReader(file, strict=True)
             names = reader.fieldnames or []
-            rows = [(f"line {reader.line_num} of {path}", row) for row in reader]
+            end = reader.line_num
+            for row in reader:
+                rows.append((f"line {end + 1} of {path}", row))
+                end = reader.line_num
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is no CSV of UTF-8 ({error}): save it as such") from error
     if len(set(names)) < len(names):

@@ -158,8 +158,19 @@ class Video(DataModule):
                 raise ValueError(f"{name} is {getattr(self, name)}; expected at least {bound}")
         if self.train_samples is not None and self.train_samples < 1:
             raise ValueError(f"train_samples is {self.train_samples}; expected at least 1")
+        for name, unset in (("views", 1), ("file_fps", None), ("on_error", "raise")):
+            if embedded and getattr(self, name) != unset:
+                raise ValueError(
+                    f"{name} is of videos in files, but the source is embedded: leave it out, or "
+                    "add --data.source folder"
+                )
         if not embedded or self.predict_folder is not None:
             library()
+
+    @property
+    def step(self) -> float | None:
+        """Seconds from a frame to the next, if they are the same in all clips."""
+        return None if self.fps is None else 1 / self.fps
 
     @property
     def classes(self) -> dict[str, list[str]]:
@@ -189,7 +200,7 @@ class Video(DataModule):
                 self._data[split] = self._videos(split, self._moving(split))
             return
         parts = video_sources.complete(self._found, self.split_seed)
-        if self.train_samples is not None:
+        if self.train_samples is not None and "train" in needed:
             labels = np.array([video.label for video in parts["train"]])
             everything = np.arange(len(labels))
             chosen = balanced(labels, everything, self.train_samples, self.split_seed)

@@ -155,7 +155,7 @@ def test_positions_beyond_half_a_cell(cls, position, monkeypatch):
 
 
 def test_a_table_is_not_read_without_a_coordinate():
-    with pytest.raises(ValueError, match=r"\(nan, 1.0\) lies beyond.*given on all axes"):
+    with pytest.raises(ValueError, match=r"\(nan, 1.0\) lacks an axis.*given on all axes"):
         LearnedEncoding(4, (2, 3), coordinates=Index())(torch.tensor([[math.nan, 1.0]]))
 
 

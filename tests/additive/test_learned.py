@@ -82,7 +82,7 @@ def test_initial_rows():
         ([0, -1], r"position \(0, -1\) is no cell"),
         ([-1.0, 0.0], r"position \(-1.0, 0.0\) is no cell"),
         ([0.5, 1.0], r"\(0.5, 1.0\) is no cell.*each whole position"),
-        ([math.nan, 1.0], r"\(nan, 1.0\) is no cell.*given on all axes"),
+        ([math.nan, 1.0], r"\(nan, 1.0\) lacks an axis.*given on all axes"),
         ([math.inf, 1.0], r"\(inf, 1.0\) is no cell"),
     ],
 )

@@ -202,6 +202,11 @@ def test_windows_of_a_clip_share_its_logits() -> None:
     torch.testing.assert_close(averaged, expected)
 
 
+def test_a_tokeniser_that_is_none_is_one_line() -> None:
+    with pytest.raises(TypeError, match=r"tokens makes a tokeniser of sound .*got Linear, which"):
+        make(tokens=torch.nn.Linear)
+
+
 class Record(L.Callback):
     """Writes each process's weights and metrics to a file of its own."""
 

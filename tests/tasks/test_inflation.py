@@ -20,6 +20,7 @@ SLOTS: dict[str, dict] = {
     "offsets": {"bias": mmpos.RelativePositionBias},
     "offsets of each layer": {"bias": mmpos.RelativePositionBias, "per_layer": ["bias"]},
     "both": {"additive": mmpos.LearnedEncoding, "bias": mmpos.RelativePositionBias},
+    "buckets": {"bias": mmpos.T5Bias},
 }
 TOLD = {
     "none": [],
@@ -28,6 +29,7 @@ TOLD = {
     "offsets": ["transformer.bias.table"],
     "offsets of each layer": ["transformer.bias.0.table", "transformer.bias.1.table"],
     "both": ["transformer.additive.table", "transformer.bias.table"],
+    "buckets": ["transformer.bias.table"],
 }
 
 

@@ -99,7 +99,12 @@ def test_layouts_have_the_axes_that_their_encodings_need() -> None:
     ("options", "message"),
     [
         ({"transformer": None}, "missing 1 required positional argument: 'transformer'"),
-        ({"patch_size": (5, 8)}, r"an image of \(32, 32\) cannot be cut into patches of \(5, 8\)"),
+        ({"patch_size": (8,)}, r"patch_size is height and width of a patch, got \[8\]"),
+        (
+            {"frames_to_tokens": torch.nn.Linear},
+            "tokeniser of sound from .*, got Linear, which has",
+        ),
+        ({"patch_size": (5, 8)}, "an image of 32 × 32 cannot be cut into patches of 5 × 8: choose"),
     ],
 )
 def test_what_is_refused(options: dict, message: str) -> None:

@@ -1,12 +1,14 @@
 """Classification of video: the task, its job, other rates and sizes, weights of images."""
 
 import csv
+import sys
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import HalfPrecision
 
 import mmpos
 from mmpos.models import Transformer
@@ -56,10 +58,40 @@ def test_times_do_not_depend_on_the_rate() -> None:
     fast, slow = task(still, None, 1 / 8)["class"], task(still, None, 1 / 2)["class"]
     assert (fast - slow).abs().max() > 1e-3  # eight frames of a longer clip
     rows = torch.cat((still, still))
-    both = task(rows, None, torch.tensor([1 / 8, 1 / 2], dtype=torch.float64))["class"]
+    both = task(rows, None, (1 / 8, 1 / 2))["class"]
     torch.testing.assert_close(both, torch.cat((fast, slow)))
     counted = make(patch_size=(1, 4, 4))
     torch.testing.assert_close(counted(still, None, 1 / 2)["class"], fast)
+
+
+@torch.no_grad()
+def test_times_stay_exact_in_half_precision() -> None:
+    """Lightning casts the tensors of a batch; steps are none."""
+    batch = Clips(clips(2, 8), None, (1 / 3, 1 / 7))
+    moved = HalfPrecision("bf16-true").convert_input(batch)
+    assert moved.values.dtype == torch.bfloat16 and moved.step == batch.step
+    seen = []
+    task = make(ticks=8.0, patch_size=(1, 4, 4))
+    task.network.transformer.rotary.register_forward_pre_hook(
+        lambda _, given: seen.append(given[0])
+    )
+    task.bfloat16()(*moved)
+    expected = torch.arange(8) * 8 * torch.tensor([[1 / 3], [1 / 7]], dtype=torch.float64)
+    torch.testing.assert_close(seen[0][:, ::6, 0], expected, atol=1e-12, rtol=0)
+
+
+def test_a_table_is_as_long_as_its_clips_in_seconds() -> None:
+    """So a slower rate reads every second row, and needs no other table."""
+    learned = partial(ROPE, rotary=None, additive=mmpos.LearnedEncoding)
+    own = {"transformer": learned, "ticks": 8.0, "patch_size": (1, 4, 4)}
+    trained, slow = make(**own, step=1 / 8), make(**own, step=1 / 4, frames=4)
+    assert trained.network.transformer.axes == slow.network.transformer.axes == (8, 3, 2)
+    slow.load_state_dict(trained.state_dict())
+    x = clips(2, 8)
+    with torch.no_grad():
+        assert slow(x[:, :, ::2], None, 1 / 4)["class"].shape == (2, 3)
+        with pytest.raises(ValueError, match="a grid of 8 × 3 × 2, the input has 4 × 3 × 2"):
+            trained(x, None, 1 / 16)
 
 
 def test_a_clip_without_a_rate_asks_for_one() -> None:
@@ -179,3 +211,74 @@ def test_files_are_trained_on_and_predicted(
     with (tmp_path / "predictions.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert row["file"].endswith("one.mp4") and row["class"] == "light"
+
+
+@pytest.fixture
+def videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two classes of two short videos, all of which test."""
+    av = pytest.importorskip("av")
+    for split in ("train", "test"):
+        for label, level in (("dark", 40), ("light", 200)):
+            for k in range(3):
+                path = tmp_path / "own" / split / label / f"{k}.mp4"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with av.open(str(path), "w") as file:
+                    stream = file.add_stream("mpeg4", rate=8)
+                    stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv420p"
+                    for _ in range(4):
+                        frame = av.VideoFrame.from_ndarray(np.full((32, 32, 3), level, np.uint8))
+                        file.mux(stream.encode(frame))
+                    file.mux(stream.encode())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "own"
+
+
+def test_how_many_trained_does_not_stand_in_the_way_of_a_test(videos: Path) -> None:
+    own = ["--data.source=folder", f"--data.root={videos}", "--data.frames=4"]
+    own += ["--data.image_size=16", "--model.transformer.depth=1", *QUIET]
+    few = ["--data.train_samples=4", "--data.batch_size=2", "--trainer.max_epochs=1"]
+    assert cli.main(["fit", "--config", "video", *own, *few]) == 0
+    best = "runs/video/version_0/checkpoints/best.ckpt"
+    for path in (videos / "train" / "dark").glob("2.mp4"):
+        path.unlink()
+    assert cli.main(["test", "--ckpt_path", best, *QUIET]) == 0
+
+
+def test_a_broken_file_is_one_line_from_a_worker_process_too(
+    videos: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = videos / "train" / "dark" / "0.mp4"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 8 : len(data) // 2] = bytes(len(data) // 2 - len(data) // 8)
+    path.write_bytes(data)
+    own = ["--data.source=folder", f"--data.root={videos}", "--data.frames=4", *QUIET]
+    own += ["--data.image_size=16", "--data.batch_size=6", "--data.num_workers=1"]
+    assert cli.main(["fit", "--config", "video", *own, "--trainer.max_epochs=1"]) == 1
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if "mmpos: error" in x]
+    assert line.startswith("mmpos: error: cannot read the video") and "0.mp4" in line
+
+
+def test_without_the_library_of_video_its_extra_is_named(
+    videos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    own = ["--data.source=folder", f"--data.root={videos}", *QUIET]
+    assert cli.main(["fit", "--config", "video", *own]) == 1
+    assert "pip install 'mmpos[video]'" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--model.patch_size=16", "such as [2, 16, 16] for video"),
+        ("--model.patch_size=[16,16]", "a tubelet has three sizes, frames, height and width"),
+        ("--model.frames=9", "use --data.frames 9 for video"),
+        ("--model.step=0.5", "use --data.fps"),
+    ],
+)
+def test_settings_that_the_job_does_not_have_are_one_line(
+    given: str, message: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert cli.main(["fit", "--config", "video", given, *QUIET]) in (1, 2)
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if "mmpos: error" in x]
+    assert message in line

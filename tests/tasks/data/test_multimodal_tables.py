@@ -13,6 +13,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from tasks.data import Images, Multimodal
 from tasks.data.features import Features
+from tasks.data.tables import rows_of
 
 RATE = 8000
 FEATURES = Features(rate=RATE, bins=10)
@@ -253,3 +254,19 @@ def test_what_cannot_be_read_is_told_with_its_line(table: Make, root: Path) -> N
         ValueError, match=r"line 4 of .*c.wav \(its 100 samples are less than a fra"
     ):
         list(table("label,audio", "x,b.wav", "y,b.wav", "y,c.wav", features=short).val_dataloader())
+
+
+def test_rows_of_several_lines_are_named_by_their_first_and_quotes_must_close(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text('text,label\n"a\nb",x\nc,y\n')
+    assert [place.split(" of ")[0] for place, _ in rows_of(path, ("label",))] == [
+        "line 2",
+        "line 4",
+    ]
+    path.write_text('text,label\n"a,x\nc,y\n')
+    with pytest.raises(ValueError, match="is no CSV of UTF-8"):
+        rows_of(path, ("label",))
+    with pytest.raises(IsADirectoryError, match="is a folder, expected a table"):
+        rows_of(tmp_path, ("label",))
