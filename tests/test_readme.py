@@ -82,14 +82,18 @@ def test_the_guide_to_sound_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert names["whole"].shape == (1, 50, 64) and len(names["chunks"]) == 7
 
 
-def test_the_guides_to_video_and_to_several_modalities_run() -> None:
+def test_the_guides_to_video_and_to_several_modalities_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     clips, timm = blocks("python", VIDEO)
     names: dict = {}
     exec(clips, names)
     assert names["counted"].shape == names["timed"].shape == (2, 5)
     assert (names["counted"] - names["timed"]).abs().max() > 1e-5
     exec(timm, names)
-    assert tuple(names["network"].transformer.additive.table.shape) == (4, 7, 7, 192)
+    assert tuple(names["network"].transformer.additive.table.shape) == (8, 7, 7, 192)
+    assert Path("vit.safetensors").is_file()
     (mixed,) = blocks("python", MULTIMODAL)
     exec(mixed, names)
     assert names["answers"].shape == names["silent"].shape == (2, 5)

@@ -140,11 +140,10 @@ def _by_times(
     path: str | Path, packets: Sequence[_Packet], stream: Any, file_fps: float | None
 ) -> Timeline:
     shown = [packet for packet in packets if not packet.hidden]
-    first = packets.index(shown[0])  # a hidden key frame amid others is not sought by its time
-    keys = [p.tick for n, p in enumerate(packets) if p.key and (n < first or not p.hidden)]
+    keys = [packet.tick for packet in packets if packet.key]  # also hidden ones
     ticks = np.unique([packet.tick for packet in shown])
-    if keys:  # nor can leading frames of the first key frame
-        ticks = ticks[ticks >= min(keys)]
+    if keys:  # nor can leading frames of the first key frame be decoded
+        ticks = ticks[ticks >= keys[0]]
     last, rate = max(shown, key=lambda packet: packet.tick).time, stream.average_rate or file_fps
     if not last and len(ticks) > 1:
         last = max(1, round((ticks[-1] - ticks[0]) / (len(ticks) - 1)))

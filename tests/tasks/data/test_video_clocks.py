@@ -193,7 +193,7 @@ def displayed(path: Path, matrix: tuple[float, ...]) -> Path:
 
 
 @pytest.mark.parametrize("matrix", MATRICES)
-def test_frames_are_turned_and_mirrored(tmp_path: Path, matrix: tuple[int, ...]) -> None:
+def test_frames_are_turned_and_mirrored(tmp_path: Path, matrix: tuple[int, int, int, int]) -> None:
     path = write(tmp_path / "a.mp4")
     upright = read_frames(path, [5], "gray")[0, 0].numpy()
     frame = read_frames(displayed(path, matrix), [5], "gray")[0, 0].numpy()
