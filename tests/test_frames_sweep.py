@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import mmpos
 from tasks import VideoClassification, cli
 from tasks.data.motion import Motion
 
@@ -138,3 +139,64 @@ def test_what_cannot_be_swept_is_one_line(
     with pytest.raises(SystemExit):
         sweep[1](arguments)
     assert message in capsys.readouterr().err
+
+
+def test_conditions_are_of_the_data_and_positions_that_they_say(sweep) -> None:
+    paths, main = sweep
+    for path, encoding in zip(paths, ("rotary", "additive"), strict=True):
+        trained = main.__globals__["Trained"](path)
+        found = {
+            (c.kind, c.value, c.way): c
+            for c in main.__globals__["conditions"](trained, [], [16.0], [64])
+        }
+        assert found["frames", 16, ""].data.order == "real"
+        assert found["shuffled", 16, ""].data.order == "shuffled"
+        of = {
+            key: getattr(condition.task.network.transformer, encoding).coordinates
+            for key, condition in found.items()
+        }
+        if encoding == "additive":  # read at the positions that it is given
+            assert type(of["fps", 16, "seconds"]) is mmpos.coordinates.Index
+        else:  # height and width alone are scaled
+            cells = torch.tensor([[9, 3, 3]])
+            places = of["size", 64, "scaled"](cells, axes=(16, 2, 2), extent=(16, 4, 4))
+            assert places.tolist() == [[9, 1.5, 1.5]]
+
+
+def test_positions_in_a_second_are_tubelets_in_a_second(sweep, tmp_path: Path) -> None:
+    paths, main = sweep
+    stored = torch.load(paths[0], weights_only=True)
+    stored["hyper_parameters"]["patch_size"] = [2, 16, 16]
+    torch.save(stored, tmp_path / "two.ckpt")
+    assert main.__globals__["Trained"](tmp_path / "two.ckpt").ticks == 4
+
+
+def test_a_table_has_one_question_and_what_is_varied(sweep) -> None:
+    scope = sweep[1].__globals__
+    scores = [
+        scope["Score"]("m", seed, "", kind, value, question, right)
+        for seed, kind, value, question, right in (
+            ("0", "fps", 8.0, "how", 0.25),
+            ("1", "fps", 8.0, "how", 0.5),
+            ("0", "fps", 4.0, "what", 0.75),
+            ("0", "frames", 9.0, "how", 1.0),
+        )
+    ]
+    table = scope["table"](scores, "fps", "how")
+    assert [column.header for column in table.columns] == ["model", "8"]
+    assert [list(column.cells) for column in table.columns] == [["m"], ["37.5 (25–50)"]]
+
+
+def test_a_checkpoint_is_named_by_the_nearest_folder_and_is_of_embedded_data(
+    sweep, tmp_path: Path
+) -> None:
+    paths, main = sweep
+    stored = torch.load(paths[0], weights_only=True)
+    own = tmp_path / "sweep-7" / "M-RoPE-12" / "version_0" / "best.ckpt"
+    own.parent.mkdir(parents=True)
+    torch.save(stored, own)
+    assert main.__globals__["Trained"](own).name == ("M-RoPE", "12")
+    stored["datamodule_hyper_parameters"]["source"] = "folder"
+    torch.save(stored, own)
+    with pytest.raises(ValueError, match="was not trained on the embedded data"):
+        main.__globals__["Trained"](own)

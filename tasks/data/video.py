@@ -255,7 +255,7 @@ class Video(DataModule):
         return Files(
             paths,
             labels,
-            Look(self.image_size, self.mean, self.std, self.augmentation if training else None),
+            Look(self.image_size, self.mean, self.std, self.augmentation),
             self.frames,
             self.fps,
             views=self.views,

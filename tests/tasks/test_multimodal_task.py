@@ -1,6 +1,7 @@
 """Several modalities in one task: layouts, what is missing, the job, tables, two processes."""
 
 import csv
+import re
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from PIL import Image
 
 import mmpos
-from mmpos.models import Transformer
+from mmpos.models import FrameEmbedding, Transformer
 from tasks import MultimodalClassification, cli
 from tasks.data import Multimodal
 from tasks.data.features import Features
@@ -222,3 +223,45 @@ def test_two_processes_that_lack_different_modalities_are_one(tmp_path: Path) ->
         assert torch.equal(first[name], second[name])
         torch.testing.assert_close(first[name], weight, atol=1e-8, rtol=1e-6)
     assert metric == pytest.approx(loss, abs=1e-8)
+
+
+def test_the_grid_is_of_height_and_width_and_of_the_tokens_of_the_given_tokeniser() -> None:
+    sine = partial(NANO, additive=mmpos.SinusoidalEncoding)
+    fine = partial(FrameEmbedding, kernels=(1,), strides=(1,))
+    for options, axes in (
+        ({"image_size": (32, 16)}, (101, 4, 2)),
+        ({"patch_size": (8, 4)}, (101, 4, 8)),
+        ({"frames_to_tokens": fine}, (201, 4, 4)),
+    ):
+        own = make(layout="missing", transformer=sine, **options)
+        assert own.network.transformer.axes == axes
+    seen = []
+    own.network.transformer.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
+    own(audio=torch.randn(1, 40, 201))
+    assert seen[0][1] == 201
+
+
+@torch.no_grad()
+def test_pooling_is_as_told_and_a_transformer_of_python_is_in_no_checkpoint(batch) -> None:
+    means, first = make(pool="mean"), make(pool="token")
+    assert "transformer" not in first.hparams and first.hparams["pool"] == "token"
+    assert (means(*batch)["class"] - first(*batch)["class"]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--model.context=9", "model.context comes from the data: use --data.context 9"),
+        ("--model.bins=9", "model.bins comes from the data: use --data.features.bins 9"),
+        (
+            "--model.patch_size=8",
+            "for others it is a list, such as .* and \\[16, 16\\] for several",
+        ),
+    ],
+)
+def test_settings_that_come_from_the_data_are_one_line(
+    given: str, message: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert cli.main(["fit", "--config", "multimodal", given, *QUIET]) in (1, 2)
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if "mmpos: error" in x]
+    assert re.search(message, line)

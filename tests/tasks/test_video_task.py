@@ -12,7 +12,7 @@ from lightning.pytorch.plugins.precision import HalfPrecision
 
 import mmpos
 from mmpos.models import Transformer
-from tasks import VideoClassification, cli
+from tasks import VideoClassification, cli, errors
 from tasks.data import Video
 from tasks.data.clips import Clips
 
@@ -282,3 +282,24 @@ def test_settings_that_the_job_does_not_have_are_one_line(
     assert cli.main(["fit", "--config", "video", given, *QUIET]) in (1, 2)
     (line,) = [x for x in capsys.readouterr().err.splitlines() if "mmpos: error" in x]
     assert message in line
+
+
+def test_the_grid_in_positions_counts_the_frames_of_tubelets() -> None:
+    """And a length that only rounding makes longer has no place more."""
+    for frames, size, step, ticks, time in ((8, 2, 1 / 8, 8.0, 8), (3, 1, 0.1, 10.0, 3)):
+        own = make(frames=frames, patch_size=(size, 4, 4), step=step, ticks=ticks)
+        assert own.network.transformer.axes == (time, 3, 2)
+
+
+@torch.no_grad()
+def test_pooling_is_as_told_and_a_transformer_of_python_is_in_no_checkpoint() -> None:
+    token = partial(ROPE, class_token=True)
+    means, first = make(transformer=token), make(transformer=token, pool="token")
+    assert "transformer" not in first.hparams and first.hparams["pool"] == "token"
+    x = clips(2, 8)
+    assert (means(x)["class"] - first(x)["class"]).abs().max() > 1e-2
+
+
+def test_what_else_cannot_be_imported_keeps_its_traceback() -> None:
+    assert errors.early(ImportError("cannot import name 'x' from 'y'"), []) is None
+    assert str(errors.early(ImportError("do: pip install 'z'"), [])) == "do: pip install 'z'"

@@ -206,3 +206,16 @@ def test_voices_of_the_splits_are_those_of_the_digits() -> None:
         pages = Multimodal(eval_samples=60).samples(split).pages
         voices = {pages.page(index).said.voice for index in range(60)}
         assert voices == set(SpokenDigits(split, 1).names)
+
+
+def test_embedded_rows_follow_the_split_seed() -> None:
+    for split in ("train", "val"):  # what tests is its own set
+        own = Multimodal(split_seed=5, mean=(0.0,), std=(1.0,)).samples(split)[0][0].image
+        for seed, same in ((5, True), (0, False)):
+            pages = Pages(split, 9, split_seed=seed)  # type: ignore[arg-type]
+            assert torch.equal(own, pages[0][0].image) == same
+
+
+def test_how_many_train_is_of_training_alone() -> None:
+    data = Multimodal(train_samples=8, eval_samples=3)
+    assert [len(data.samples(split)) for split in ("train", "val", "test")] == [8, 3, 3]

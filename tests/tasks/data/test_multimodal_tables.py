@@ -270,3 +270,57 @@ def test_rows_of_several_lines_are_named_by_their_first_and_quotes_must_close(
         rows_of(path, ("label",))
     with pytest.raises(IsADirectoryError, match="is a folder, expected a table"):
         rows_of(tmp_path, ("label",))
+
+
+def test_what_is_held_out_and_chosen_follows_from_the_split_seed_alone(
+    table: Make, root: Path
+) -> None:
+    lines = [f"{'y' if k % 5 else 'x'},row {k}" for k in range(40)]
+
+    def chosen(**seeds: int) -> dict[str, list[str]]:
+        data = table("label,text", *lines, train_samples=8, **seeds)
+        for split in ("val", "test"):
+            (root / f"{split}.csv").unlink()
+        entries = {split: data.samples(split).entries for split in ("train", "val", "test")}
+        assert sorted(e.label for e in entries["train"]) == list("xxxxyyyy")
+        return {split: [e.place for e in own] for split, own in entries.items()}
+
+    own, other = chosen(), chosen(split_seed=1)
+    assert own == chosen(seed=1)
+    assert all(own[split] != other[split] for split in own)
+
+
+def test_classes_are_sorted_whatever_the_order_of_rows(table: Make) -> None:
+    data = table("label,text", "y,a", "x,b", "y,c")
+    assert data.classes == {"class": ["x", "y"]}
+    assert only(data.val_dataloader())[1]["class"].tolist() == [1, 0, 1]
+
+
+def test_a_blank_modality_is_not_predicted_from_either(table: Make, root: Path) -> None:
+    path = root / "more.csv"
+    path.write_text("image,text\nnowhere.png,one\na.png,two\n")
+    data = table(*ALL, predict_table=path, blank=["image"])
+    mixed, _ = only(data.predict_dataloader())
+    assert mixed.image is None and mixed.text.tolist() == [list(b"one"), list(b"two")]
+
+
+def test_how_many_train_does_not_stand_in_the_way_of_a_test(table: Make) -> None:
+    data = table("label,text", "x,a", "y,b", train_samples=9)
+    data.setup("test")
+    with pytest.raises(ValueError, match=r"train_samples is 9; expected 2 \(one a class\) to 2"):
+        data.setup("fit")
+
+
+def test_a_sound_may_be_a_sample_longer_and_no_more_whatever_its_header_says(
+    table: Make, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soundfile.write(root / "d.wav", np.zeros(4001), RATE)
+    soundfile.write(root / "e.wav", np.zeros(4080), RATE)
+    for name in ("d", "e"):
+        data = table("label,audio", "x,a.wav", f"y,{name}.wav", seconds=0.5)
+        if name == "d":
+            assert only(data.val_dataloader())[0].audio.shape[-1] == data.frames
+            monkeypatch.setattr("tasks.data.mixed_tables.seconds_of", lambda _: 0.1)
+        else:
+            with pytest.raises(ValueError, match=r"line 3 of .*e.wav is 0.51 seconds long"):
+                only(data.val_dataloader())

@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader
 
 from tasks.data import Video
 from tasks.data.clips import Augmentation, Clips
+from tasks.data.files import without_broken
 from tasks.data.motion import Motion
+from tasks.data.video_sources import Labelled
 
 av: Any = pytest.importorskip("av")
 Write = Callable[..., Path]
@@ -426,3 +428,67 @@ def test_the_library_is_needed_for_files_alone(
     for options in needing:
         with pytest.raises(ImportError, match=r"pip install 'mmpos\[video\]'"):
             Video(**options)
+
+
+def test_what_is_held_out_and_chosen_follows_from_the_split_seed_alone(
+    tmp_path: Path, write: Write
+) -> None:
+    file = write("one.mp4", 1).read_bytes()
+    for label, count in (("a", 20), ("b", 5)):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        for k in range(count):
+            (tmp_path / "data" / label / f"{k}.mp4").write_bytes(file)
+
+    def chosen(**seeds: int) -> dict[str, list[str]]:
+        data = made(tmp_path / "data", train_samples=6, **seeds)
+        return {split: data.samples(split).source.paths for split in ("train", "val", "test")}
+
+    own, other = chosen(), chosen(split_seed=1)
+    assert own == chosen(seed=1)
+    assert all(own[split] != other[split] for split in own)
+    assert [Path(path).parent.name for path in own["train"]] == list("aaabbb")
+
+
+def test_embedded_clips_follow_the_split_seed() -> None:
+    frames = Video(split_seed=5, mean=(0.0,), std=(1.0,)).samples("val")[0][0][0].frames
+    for seed, same in ((5, True), (0, False)):
+        assert torch.equal(frames, Motion("val", 9, split_seed=seed)[0][0]) == same
+
+
+def test_a_video_is_of_one_row_of_one_table_and_spaces_do_not_count(
+    tmp_path: Path, write: Write
+) -> None:
+    for k in range(4):
+        write(f"{k}.mp4", 1)
+    (tmp_path / "val.csv").write_text("file,label\n3.mp4,a\n")
+    (tmp_path / "train.csv").write_text("file,label\n0.mp4, b\n 1.mp4,a \n")
+    (tmp_path / "test.csv").write_text("file,label\n2.mp4,b\n")
+    data = made(tmp_path, "table")
+    assert data.classes == {"class": ["a", "b"]} and data.samples("test").source.targets == [1]
+    (tmp_path / "test.csv").write_text("file,label\n1.mp4,b\n")
+    with pytest.raises(ValueError, match=r"line 2 of .*test.csv and line 3 of .* are both of"):
+        made(tmp_path, "table").setup()
+
+
+def test_a_class_that_training_has_may_be_broken_elsewhere(tmp_path: Path, write: Write) -> None:
+    for split in ("train", "val", "test"):
+        for label in "ab":
+            write(f"d/{split}/{label}/0.mp4", 1)
+    (tmp_path / "d" / "val" / "b" / "0.mp4").write_bytes(b"no video")
+    with pytest.warns(UserWarning, match="left out 1 of 2 files in val that cannot be read"):
+        assert made(tmp_path / "d", on_error="skip").samples("val").source.targets == [0]
+
+
+def test_all_that_is_left_out_is_named_and_each_file_once(tmp_path: Path, write: Write) -> None:
+    write("p/whole.mp4", 1)
+    for k in range(7):
+        (tmp_path / "p" / f"{k}.mp4").write_bytes(b"no video")
+    with pytest.warns(UserWarning, match="left out 7 of 8 files that") as told:
+        predicted(tmp_path / "p", on_error="skip")
+    named = str(told[0].message)
+    assert all(named.count(f"{k}.mp4 (") == 1 for k in range(7)) and "more" not in named
+    item = Labelled("a", 0)
+    items, broken = [item, item, Labelled("b", 1), Labelled("c", 0)], {"a": "cut off"}
+    with pytest.warns(UserWarning, match=r"left out 1 of 3 files that .*: a \(cut off\)"):
+        kept = without_broken(items, broken, lambda own: [own.label], what="video")
+    assert kept == items[2:]
