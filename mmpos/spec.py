@@ -138,8 +138,10 @@ def _named(hint: Any) -> str:
         return " or ".join(repr(part) for part in get_args(hint))
     names = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "None"}
     if get_origin(hint) in (list, tuple, Sequence):
-        one = _named(get_args(hint)[0])
-        return f"a list of {one[2:]}s" if one.startswith("a ") else f"a list of {one}"
+        item = get_args(hint)[0]
+        parts = get_args(item) if get_origin(item) in (Union, UnionType) else (item,)
+        each = [f"{name[2:]}s" if name.startswith("a ") else name for name in map(_named, parts)]
+        return f"a list of {' and '.join(each)}"
     return names.get(hint) or getattr(hint, "__name__", str(hint))
 
 

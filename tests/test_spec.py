@@ -127,7 +127,10 @@ def test_refusals(spec, error, message, unchecked):
         (lambda: mmpos.MRoPE(8, sections=4), "sections as a list of whole numbers or None, got 4"),
         (lambda: mmpos.ALiBi(8, distance=3), "distance as 'euclidean' or 'l1' or 'linf', got 3"),
         (lambda: mmpos.ALiBi(heads=True), "heads as a whole number, got True"),
-        (lambda: mmpos.coordinates.Scaled(3), "reference as a list of whole numbers or None"),
+        (
+            lambda: mmpos.coordinates.Scaled(3),
+            "reference as a list of whole numbers and None or None",
+        ),
     ],
 )
 def test_a_value_of_another_type_is_named(make, match):
