@@ -78,10 +78,12 @@ def architecture(path: str) -> str:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         settings = dict(content["hyper_parameters"])
-        names = ("transformer", "backbone", "tokens", "frames_to_tokens", "layout", "patch_size")
+        names = ("transformer", "backbone", "tokens", "frames_to_tokens", "layout")
         names += ("extension", "ticks", "pool", "tied")
+        parts = {name: settings[name] for name in names if name in settings}
         of_data = content.get("datamodule_hyper_parameters", {})
-        parts = {n: settings[n] for n in names if n in settings and n not in of_data}
+        if settings.get("patch_size") is not None and "patch_size" not in of_data:
+            parts["patch_size"] = settings["patch_size"]
         model = {"class_path": settings["_class_path"], "init_args": parts}
         return yaml.safe_dump({"model": model})
     except Exception:  # of a file of something else, torch raises anything

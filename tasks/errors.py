@@ -59,7 +59,8 @@ def describe(error: ParseError, given: list[Given], command: str, others: list[s
     path = ".".join(keys)
     parser, root, message = failed[-1].parser, chain[-1], str(failed[-1])
     asked = configs.find(path, given)
-    if asked and asked.path in {f"model.{name}" for name in LINKED}:
+    own = path.endswith("patch_size") and _has_patches(given)
+    if asked and not own and asked.path in {f"model.{name}" for name in LINKED}:
         return from_data(asked.path.removeprefix("model."), asked.value)
 
     for e in reversed(chain):
@@ -83,6 +84,15 @@ def describe(error: ParseError, given: list[Given], command: str, others: list[s
     return f"{path}: {root}" if path else str(root)
 
 
+def _has_patches(given: list[Given]) -> bool:
+    """Whether the patch size of the task that was given is its own, not its data's."""
+    tasks = [each.value for each in given if each.path == "model" and each.value]
+    return bool(tasks) and tasks[-1] in (
+        *("tasks.VideoClassification", "tasks.MultimodalClassification"),
+        *("VideoClassification", "MultimodalClassification"),
+    )
+
+
 def from_data(name: str, value: object) -> str:
     """The line for a value that the model was given where its data decides."""
     if name == "bins":
@@ -91,11 +101,6 @@ def from_data(name: str, value: object) -> str:
         return (
             f"model.frames comes from the data: use --data.frames {value} for video, or "
             "--data.seconds and --data.features.hop for sound"
-        )
-    if name == "patch_size":
-        return (
-            f"model.patch_size {value}: for images it comes from the data, --data.patch_size; for "
-            "others it is a list, such as [2, 16, 16] for video and [16, 16] for several modalities"
         )
     if name == "step":
         return "model.step comes from the data: use --data.fps"

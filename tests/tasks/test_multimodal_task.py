@@ -255,7 +255,7 @@ def test_pooling_is_as_told_and_a_transformer_of_python_is_in_no_checkpoint(batc
         ("--model.bins=9", "model.bins comes from the data: use --data.features.bins 9"),
         (
             "--model.patch_size=8",
-            "for others it is a list, such as .* and \\[16, 16\\] for several",
+            r"model.patch_size: expected Sequence\[int\], got '8'",
         ),
     ],
 )

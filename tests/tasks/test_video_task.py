@@ -270,7 +270,7 @@ def test_without_the_library_of_video_its_extra_is_named(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("--model.patch_size=16", "such as [2, 16, 16] for video"),
+        ("--model.patch_size=16", "model.patch_size: expected Sequence[int], got '16'"),
         ("--model.patch_size=[16,16]", "a tubelet has three sizes, frames, height and width"),
         ("--model.frames=9", "use --data.frames 9 for video"),
         ("--model.step=0.5", "use --data.fps"),
