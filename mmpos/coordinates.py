@@ -240,7 +240,8 @@ def read_both(
     for positions in (queries, keys):
         check(positions, axis_count(axes))
     counts = [queries.shape[-2], keys.shape[-2]]
-    if isinstance(extent, Tensor) and extent.ndim == 3:
+    if isinstance(extent, Tensor) and extent.ndim == 3 and extent.shape[-2] != sum(counts):
+        # else it is of the queries, then of the keys
         if counts[0] != counts[1]:
             raise ValueError(
                 f"an extent for each token needs as many queries as keys, got {counts[0]} and "

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike
@@ -11,11 +12,22 @@ import torch
 from lightning.pytorch.callbacks import Callback, WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
 from mmpos import __version__
-from tasks.optim import WarmupCosine, adamw, freeze, parameter_groups, regroup, resize_moments
+from tasks.optim import (
+    POSITIONS,
+    WarmupCosine,
+    adamw,
+    freeze,
+    parameter_groups,
+    regroup,
+    resize_moments,
+)
+from tasks.resuming import batch_of_all, rescale
+from tasks.sharding import materialize, shard
 from tasks.weights import load_weights
 
 
@@ -72,6 +84,8 @@ class Task(L.LightningModule):
         self.leave_out = leave_out
         self.layer_decay, self.frozen = layer_decay, freeze
         self._resting: list[nn.Module] = []
+        self.seed: int | None = None
+        """Of the noise of steps; by default the process's, or that of a run that is resumed."""
 
     def setup(self, stage: str) -> None:
         """Load the starting weights, once; freeze.
@@ -82,20 +96,27 @@ class Task(L.LightningModule):
         which then differ between processes.
         """
         if self._start is not None:
+            materialize(self.network, torch.device("cpu"))
             rank_zero_info(load_weights(self.network, self._start, self.leave_out))
         self._start = None
         if stage == "fit":
             self._at_rest = freeze(self.network, self.frozen)
+
+    def configure_model(self) -> None:
+        """Divide the network among processes, if the strategy does (`tasks.sharding.shard`)."""
+        shard(self)
 
     def on_fit_start(self) -> None:
         """Metrics start anew: those that an earlier validation reset are inference tensors."""
         for module in self.modules():
             if isinstance(module, Metric):
                 module.reset()
-        self._seed = torch.initial_seed()
+        self._of_process = torch.initial_seed()
 
     def on_train_start(self) -> None:
         """Let what is frozen whole rest: after Lightning's warning of modules that do."""
+        if self.seed is None:
+            self.seed = self._of_process
         self._resting = self._at_rest
         for module in self._resting:
             module.eval()
@@ -111,10 +132,36 @@ class Task(L.LightningModule):
         """Seed the noise of this step (dropped paths, disturbed coordinates).
 
         It follows from the run's seed, the step, its batch and the process, so that processes
-        differ and a run resumed at the end of an epoch goes on as if it had not stopped.
+        differ and a resumed run goes on as if it had not stopped.
         """
         step = self.trainer.global_step
-        torch.manual_seed(hash((self._seed, step, batch_idx, self.global_rank)))
+        torch.manual_seed(hash((self.seed, step, batch_idx, self.global_rank)))
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Compute gradients, of 0 for what a step does not use of the encodings, so that it takes
+        part in all processes (`DistributedDataParallel` would wait for it).
+
+        Raises: FloatingPointError for a loss that is not finite in one of the processes, before it
+        reaches the weights; looked for in each step on the CPU, elsewhere as often as the trainer
+        logs, since looking costs a wait.
+        """
+        log_every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        every = 1 if self.device.type == "cpu" else max(1, log_every)
+        if self.trainer.global_step % every == 0:
+            total = self.trainer.strategy.reduce(loss.detach().clone(), reduce_op="sum")
+            if not torch.isfinite(total):
+                raise FloatingPointError(
+                    f"the loss is {float(total)} in step {self.trainer.global_step} of epoch "
+                    f"{self.current_epoch}: lower --model.lr, clip gradients "
+                    "(--trainer.gradient_clip_val 1), or look where it begins "
+                    "(--trainer.detect_anomaly true)"
+                )
+        for part in self.network.modules():
+            if isinstance(part, POSITIONS):
+                for parameter in part.parameters():
+                    if parameter.requires_grad and not isinstance(parameter, DTensor):
+                        loss = loss + parameter[:0].sum()
+        super().backward(loss, *args, **kwargs)
 
     def changed(self, batch: Any) -> Any:
         """A training batch as callbacks want it; for a subclass to call in its training step."""
@@ -148,16 +195,34 @@ class Task(L.LightningModule):
         """Let a resumed run decay weights and rates and freeze as it is told to now, not as it was
         then, and take the optimizer's moments to the grid of this model, as its tables will be.
 
-        The starting weights are not loaded over those of a checkpoint.
+        The starting weights are not loaded over those of a checkpoint. Within an epoch, the run
+        goes on with the samples that would have come next, also with other numbers of processes and
+        samples (`tasks.resuming.rescale`).
         """
         self._start = None
+        if self.seed is None:
+            self.seed = checkpoint.get("mmpos_noise")
+        if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            rescale(checkpoint, batch_of_all(self.trainer))
         for state in checkpoint.get("optimizer_states", []):
             regroup(state, parameter_groups(self, self.weight_decay, self.layer_decay))
-            resize_moments(self, state, checkpoint["state_dict"])
+            resize_moments(self, state, checkpoint.get("state_dict", {}))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Record the version of mmpos that wrote the checkpoint."""
+        """Record the version of mmpos that wrote the checkpoint, the seed of noise, and how many
+        samples a batch of all processes has.
+
+        Raises: FloatingPointError for weights that are not finite: those saved before are kept.
+        """
+        for name, weight in self.network.named_parameters():
+            if not torch.isfinite(weight).all():
+                raise FloatingPointError(
+                    f"{name} is not finite any more, and is not saved: see the losses of the steps "
+                    "before, lower --model.lr, or clip gradients (--trainer.gradient_clip_val 1)"
+                )
         checkpoint["mmpos_version"] = __version__
+        checkpoint["mmpos_noise"] = self.seed
+        checkpoint["mmpos_samples"] = batch_of_all(self.trainer)
 
 
 class _Averages(WeightAveraging):
@@ -167,6 +232,12 @@ class _Averages(WeightAveraging):
     would load a checkpoint's averages and lay the weights of its last step over them, or swap them
     with the averages that the fit ended with.
     """
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """As Lightning's, without its warning of tasks that can be sharded: `shard` refuses it."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "You're using the WeightAveraging callback")
+            super().setup(trainer, pl_module, stage)
 
     @property
     def state_key(self) -> str:

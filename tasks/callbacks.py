@@ -107,27 +107,20 @@ class PredictionWriter(BasePredictionWriter):
 
 
 class RunSettings(Callback):
-    """Records the trainer's settings in each checkpoint, so that a run can go on from it alone.
-
-    Raises: ValueError for ``ckpt_path`` "last" where there is none.
+    """Records the trainer's settings and the seed in each checkpoint, so that a run can go on from
+    it alone.
     """
 
     def __init__(self) -> None:
         self.trainer: dict[str, Any] = {}
-        self.ckpt_path: str | None = None
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuses to begin anew what was to go on."""
-        if self.ckpt_path == "last" and not trainer.ckpt_path:
-            raise ValueError("--ckpt_path last: there is no last checkpoint to go on with")
-
-    on_validation_start = on_test_start = on_predict_start = on_fit_start
+        self.seed: int | None = None
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Adds ``mmpos_trainer``."""
+        """Adds ``mmpos_trainer`` and ``mmpos_seed``."""
         checkpoint["mmpos_trainer"] = self.trainer
+        checkpoint["mmpos_seed"] = self.seed
 
 
 class FirstBatch(Callback):

@@ -12,34 +12,35 @@ import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from tasks.checkpoint_io import check
 from tasks.configs import CommandError
+from tasks.shards import check_shards, is_sharded, rest
 
 SPECIAL = ("last", "best", "hpc", "registry")  # Lightning finds the file itself
 
 
 class Recorded(NamedTuple):
     """Settings of a checkpoint: ``settings`` as a config file would give them, by ``model``,
-    ``data`` and ``trainer``; ``text``, the same as YAML; ``linked``, the values that its model had
-    from its data.
+    ``data``, ``trainer`` and ``seed_everything``; ``text``, the same as YAML; ``linked``, the
+    values that its model had from its data.
     """
 
-    settings: dict[str, dict[str, Any]]
+    settings: dict[str, Any]
     text: str
     linked: dict[str, Any]
 
 
 def is_file(path: str) -> bool:
-    """Whether ``path`` should be a file here: not a name that Lightning resolves, nor remote, nor
-    a folder of shards.
+    """Whether ``path`` should be a file, or a folder of shards, here: not a name that Lightning
+    resolves, nor remote.
     """
-    shards = any((Path(path) / name).exists() for name in (".metadata", "meta.pt"))
     special = path.partition(":")[0] in SPECIAL or "://" in path
-    return path not in ("", "null") and not special and not shards
+    return path not in ("", "null") and not special
 
 
 def recorded(path: str, linked_names: tuple[str, ...], *, trainer: bool) -> Recorded:
     """Reads what the command stored in the checkpoint ``path``: the hyper-parameters of model and
-    data and, if ``trainer``, its settings too.
+    data and, if ``trainer``, its settings and the seed too.
 
     ``model.weights`` is left out: a checkpoint has its own weights.
 
@@ -53,7 +54,7 @@ def recorded(path: str, linked_names: tuple[str, ...], *, trainer: bool) -> Reco
 
 
 def _settings(content: Mapping, linked_names: tuple[str, ...], *, trainer: bool) -> Recorded:
-    settings: dict[str, dict[str, Any]] = {}
+    settings: dict[str, Any] = {}
     linked: dict[str, Any] = {}
     for section, key in (("model", "hyper_parameters"), ("data", "datamodule_hyper_parameters")):
         values = dict(content.get(key) or {})
@@ -66,6 +67,8 @@ def _settings(content: Mapping, linked_names: tuple[str, ...], *, trainer: bool)
             settings[section] = {"class_path": class_path, "init_args": values}
     if trainer and content.get("mmpos_trainer"):
         settings["trainer"] = dict(content["mmpos_trainer"])
+    if trainer and content.get("mmpos_seed") is not None:
+        settings["seed_everything"] = content["mmpos_seed"]
     return Recorded(settings, yaml.safe_dump(settings) if settings else "", linked)
 
 
@@ -76,7 +79,10 @@ def architecture(path: str) -> str:
     where the weights are loaded.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if is_sharded(path):
+            content = rest(Path(path))
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         settings = dict(content["hyper_parameters"])
         names = ("transformer", "backbone", "tokens", "frames_to_tokens", "layout")
         names += ("extension", "ticks", "pool", "tied")
@@ -91,11 +97,14 @@ def architecture(path: str) -> str:
 
 
 def _load(path: str) -> Mapping[str, Any]:
+    if is_sharded(path):
+        return _rest(path)
     if Path(path).is_dir():
         raise CommandError(f"--ckpt_path {path}: a folder, expected a checkpoint file")
     if not Path(path).is_file():
         raise CommandError(f"--ckpt_path {path}: no such file")
     try:
+        check(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of a file of something else, torch raises anything
         if isinstance(error, UnpicklingError) and zipfile.is_zipfile(path):
@@ -110,6 +119,23 @@ def _load(path: str) -> Mapping[str, Any]:
             f"to begin with its weights use --model.weights {path}"
         )
     return content
+
+
+def _rest(path: str) -> Mapping[str, Any]:
+    try:
+        check_shards(path)
+        return rest(Path(path))
+    except ValueError as error:
+        raise CommandError(f"--ckpt_path {path}: {error}") from error
+
+
+def fault(path: str) -> str:
+    """What is wrong with a checkpoint, "" for one that is whole."""
+    try:
+        _load(path)
+    except CommandError as error:
+        return str(error).removeprefix("--ckpt_path ")
+    return ""
 
 
 def best(trainer: Trainer) -> str:

@@ -86,9 +86,10 @@ class Classification(Task):
             )
         self.label_smoothing = label_smoothing
         self.multilabel = multilabel
-        self.metrics = nn.ModuleDict(
-            {stage: nn.ModuleDict(self._new_metrics()) for stage in ("val", "test")}
-        )
+        with torch.device("cpu"):  # whatever the weights are made on
+            self.metrics = nn.ModuleDict(
+                {stage: nn.ModuleDict(self._new_metrics()) for stage in ("val", "test")}
+            )
 
     def _new_metrics(self) -> dict[str, nn.Module]:
         if self.multilabel:

@@ -96,15 +96,17 @@ def shipped() -> dict[str, Path]:
 
 
 def table() -> str:
-    """Every shipped config with the first comment line of its file; encodings after whole jobs."""
+    """Every shipped config with the first comment line of its file; whole jobs first, then what is
+    laid over them, by folder.
+    """
     lines = {name: _first_comment(path) for name, path in shipped().items()}
     width = max(map(len, lines), default=0)
-    jobs = {name: line for name, line in lines.items() if "/" not in name}
-    overlays = {name: line for name, line in lines.items() if "/" in name}
-    out = ["jobs (mmpos fit --config NAME)"]
-    out += [f"  {name:{width}}  {line}".rstrip() for name, line in jobs.items()]
-    out += ["", "encodings, laid over a job (mmpos fit --config JOB --config NAME)"]
-    out += [f"  {name:{width}}  {line}".rstrip() for name, line in overlays.items()]
+    groups: dict[str, list[str]] = {}
+    for name, line in lines.items():
+        groups.setdefault(name.rpartition("/")[0], []).append(f"  {name:{width}}  {line}".rstrip())
+    out = ["jobs (mmpos fit --config NAME)", *groups.pop("", [])]
+    for folder, members in groups.items():
+        out += ["", f"{folder}, laid over a job (mmpos fit --config JOB --config NAME)", *members]
     return "\n".join(out)
 
 

@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 
 from mmpos.frequencies import Extension
 from mmpos.models import Classifier, Transformer
+from mmpos.models.initial import draw_as_vit
 from mmpos.rotary import RotaryEncoding
 
 
@@ -29,7 +30,7 @@ class Decoder(nn.Module):
         self.head = None if tied else nn.Linear(transformer.dim, vocabulary, bias=False)
         for made in (self.tokens, self.head):
             if made is not None:
-                nn.init.trunc_normal_(made.weight, std=0.02)
+                draw_as_vit(made)
 
     def forward(
         self,

@@ -273,17 +273,33 @@ def stopped(stop: SystemExit, way_on: str) -> CommandError | None:
     return CommandError(f"stopped by {how}" + (f"; to go on: {way_on}" if way_on else ""), status)
 
 
-def data(error: BaseException) -> CommandError | None:
-    """One line for bad input found while reading data, or None for any other error."""
-    if not isinstance(error, ValueError | OSError):
+def during(error: BaseException, way_on: str) -> CommandError | None:
+    """One line for bad data, a dead loader process, a full disk or a loss that is not finite, met
+    after the first batch, and how to go on; None for any other error.
+    """
+    reading = any(name.startswith("torch.utils.data") for name in _modules_of(error))
+    saving = any(name == "tasks.checkpoint_io" for name in _modules_of(error))
+    dead = isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
+    known = (
+        (isinstance(error, ValueError | OSError) and (reading or saving))
+        or isinstance(error, FloatingPointError)
+        or dead
+    )
+    if not known:
         return None
-    if not any(name.startswith("torch.utils.data") for name in _modules_of(error)):
-        return None
-    return CommandError(_message(error))
+    told = _message(error)
+    if dead:
+        told = (
+            f"{told.rstrip('. ')}; where it was out of memory, fewer --data.num_workers or a "
+            "smaller --data.batch_size help"
+        )
+    return CommandError(told + (f"; to go on: {way_on}" if way_on else ""))
 
 
 def _message(error: BaseException) -> str:
     text = str(error).strip()
+    if isinstance(error, OSError) and error.strerror and error.filename is None:
+        text = error.strerror
     if text.startswith("Caught ") and " in DataLoader worker " in text.partition("\n")[0]:
         # a worker process sends its traceback as text
         text = re.sub(r"\A[\w.]+: ", "", text.splitlines()[-1])

@@ -6,6 +6,7 @@ import copy
 import json
 import warnings
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mmpos.models import BackboneClassifier
 from tasks.checkpoints import architecture
 from tasks.configs import CommandError
 from tasks.image import ImageClassification
+from tasks.shards import consolidated, is_sharded
 
 KINDS = {".safetensors": "safetensors", ".pth": "torch", ".pt": "torch", ".onnx": "onnx"}
 
@@ -57,14 +59,19 @@ def export(checkpoint: str | Path, output: str | Path) -> list[str]:
 
 
 def _loaded(path: Path) -> ImageClassification:
-    if not path.is_file():
+    if not path.is_file() and not is_sharded(path):
         raise CommandError(f"there is no checkpoint at {path}")
     kind = yaml.safe_load(architecture(str(path)) or "{}").get("model", {}).get("class_path")
     if kind and kind.startswith("tasks.") and kind != "tasks.ImageClassification":
         raise CommandError(f"{path} is of {kind}: export is for tasks.ImageClassification")
     try:
+        source: Path | BytesIO = path
+        if path.is_dir():
+            source = BytesIO()
+            torch.save(consolidated(path), source)
+            source.seek(0)
         with blank():
-            task = ImageClassification.load_from_checkpoint(path, map_location="cpu")
+            task = ImageClassification.load_from_checkpoint(source, map_location="cpu")
     except Exception as error:  # of a file of something else, Lightning raises anything
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CommandError(f"{path} is no checkpoint of an image task: {first}") from error

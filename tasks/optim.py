@@ -20,7 +20,8 @@ from mmpos.models import Transformer
 from mmpos.rotary import RotaryEncoding
 from tasks.configs import did_you_mean
 
-_POSITIONS = (AdditiveEncoding, RotaryEncoding, AttentionBias, ContentBias)
+POSITIONS = (AdditiveEncoding, RotaryEncoding, AttentionBias, ContentBias)
+"""What encodings are."""
 
 
 def parameter_groups(
@@ -65,7 +66,7 @@ def _not_decayed(module: nn.Module) -> set[str]:
     """Names of parameters of two dimensions or more that are not decayed."""
     free: set[Tensor] = set()
     for part in module.modules():
-        if isinstance(part, _POSITIONS):
+        if isinstance(part, POSITIONS):
             free.update(part.parameters())
         if isinstance(part, Transformer) and part.prefix is not None:
             free.add(part.prefix)

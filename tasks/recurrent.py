@@ -127,7 +127,7 @@ class Recurrent(Transformer):
         **given: Any,
     ) -> Float[Tensor, "batch length dim"]:
         """Encode tokens ``x``; positions are not looked at."""
-        wrong = [name for name in ("cache", "mask") if given.get(name) is not None]
+        wrong = [name for name in ("cache", "mask", "shards") if given.get(name) is not None]
         if wrong:
             raise ValueError(f"a recurrent network takes no {wrong[0]}")
         if segments is None:

@@ -1,10 +1,39 @@
 """What a run came to, in a few lines."""
 
 import shlex
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from rich.console import Console
+from torch import nn
+
+from tasks.optim import POSITIONS
+
+
+@rank_zero_only
+def tell(lines: Iterable[str]) -> None:
+    """Prints lines beside the results, by the first process."""
+    for line in lines:
+        print(line, file=sys.stderr)
+
+
+def positions(network: nn.Module) -> Iterator[str]:
+    """A line for each encoding of a network: where it is, its class, and its parameters by name."""
+    found = False
+    for name, part in network.named_modules():
+        if isinstance(part, POSITIONS):
+            found = True
+            own = [
+                f"{own} {' × '.join(map(str, parameter.shape))}"
+                for own, parameter in part.named_parameters()
+            ]
+            total = sum(parameter.numel() for parameter in part.parameters())
+            learned = f"{', '.join(own)}: {total:,} parameters" if own else "no parameters"
+            yield f"positions: {name} {type(part).__name__}, {learned}"
+    if not found:
+        yield "positions: no encoding of mmpos"
 
 
 def print_fit(metrics: Mapping[str, float], checkpoint: str, log_dir: str | None) -> None:

@@ -118,19 +118,9 @@ class LanguageModel(Task):
         self.network = Decoder(  # type: ignore[assignment]
             vocabulary, causal(transformer, context, extension), tied
         )
-        self.metrics = nn.ModuleDict(
-            {
-                stage: nn.ModuleDict(
-                    {
-                        "loss": Ratio(),
-                        "perplexity": Perplexity(),
-                        "bits_per_byte": Ratio(),
-                    }
-                )
-                for stage in ("val", "test")
-            }
-        )
-        self.exact_match = ExactMatch()
+        with torch.device("cpu"):  # whatever the weights are made on
+            self.metrics = nn.ModuleDict({stage: _new_metrics() for stage in ("val", "test")})
+            self.exact_match = ExactMatch()
         self._told = False
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -172,8 +162,7 @@ class LanguageModel(Task):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         batch = self.changed(batch)
         nats, count, _ = self._nats(batch, self._logits(batch, batch_idx))
-        if "length" in batch:  # rows with other numbers of targets in each process
-            count = self.trainer.strategy.reduce(count.float(), reduce_op="mean")
+        count = self.trainer.strategy.reduce(count.float(), reduce_op="mean")
         loss = nats / count.clamp_min(1)
         self.log("train/loss", loss, prog_bar=True, sync_dist=True, batch_size=1)
         return loss
@@ -298,3 +287,8 @@ class LanguageModel(Task):
 
     def _needs_length(self) -> bool:
         return any(m.needs_length for m in self.modules() if isinstance(m, RotaryEncoding))
+
+
+def _new_metrics() -> nn.ModuleDict:
+    kinds = {"loss": Ratio(), "perplexity": Perplexity(), "bits_per_byte": Ratio()}
+    return nn.ModuleDict(kinds)

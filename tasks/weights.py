@@ -14,6 +14,7 @@ from mmpos.additive import TableEncoding
 from mmpos.bias import RelativePositionBias
 from mmpos.interop.timm import Backbone
 from tasks.inflation import inflated
+from tasks.shards import consolidated, is_sharded
 
 _PREFIXES = ("_orig_mod.", "module.", "network.")  # of compiled, distributed and our modules
 
@@ -89,14 +90,17 @@ def load_weights(network: nn.Module, path: str | PathLike, leave_out: Sequence[s
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    if path.is_dir():
+    if path.is_dir() and not is_sharded(path):
         raise IsADirectoryError(f"{path} is a folder, expected a file with weights")
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"no file with weights at {path}")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        if path.is_dir():
+            content = consolidated(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of a file of something else, these raise anything
         raise ValueError(
             f"cannot read weights from {path}: expected a checkpoint, a state dict or safetensors; "

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,6 @@ from torch import nn
 import mmpos
 from mmpos.positions import grid
 
-torch.set_num_threads(1)
 SLOTS = {
     "none": {},
     "sinusoidal": {"additive": mmpos.SinusoidalEncoding},
@@ -38,6 +38,7 @@ def step(wrap, x, slots):
 
 
 def rank(index, store):
+    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=index, world_size=2)
     for name, slots in SLOTS.items():
         x = torch.randn(4, 12, 24, generator=torch.Generator().manual_seed(1)).double()
@@ -59,6 +60,7 @@ def test_two_ranks_are_one_process_with_twice_the_batch(tmp_path):
     run = subprocess.run(
         [sys.executable, "-c", RANKS, str(tmp_path / "store")],
         cwd=Path(__file__).parents[1],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,

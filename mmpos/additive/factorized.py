@@ -69,8 +69,9 @@ class FactorizedEncoding(TableEncoding):
         self.combine: Combine = combine
         self.split = None if split is None else tuple(split)
         widths = self._widths(len(axes))
-        self.table = nn.ParameterList(
-            torch.empty(size, width) for size, width in zip(axes, widths, strict=True)
+        own = std ** (1 / len(widths)) if combine == "product" else std
+        self.table = _Tables(
+            [torch.empty(size, width) for size, width in zip(axes, widths, strict=True)], own
         )
         self.reset_parameters()
 
@@ -101,9 +102,7 @@ class FactorizedEncoding(TableEncoding):
 
     def reset_parameters(self) -> None:
         """Draw the rows anew from a normal distribution truncated at two standard deviations."""
-        std = self.std ** (1 / len(self.table)) if self.combine == "product" else self.std
-        for table in self.table:
-            nn.init.trunc_normal_(table, std=std, a=-2 * std, b=2 * std)
+        self.table.reset_parameters()
 
     def forward(
         self, positions: Num[Tensor, "*batch length axes"], extent: Extent | None = None
@@ -126,3 +125,15 @@ class FactorizedEncoding(TableEncoding):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, combine={self.combine}"
+
+
+class _Tables(nn.ParameterList):
+    """Tables that draw their rows themselves, as each owner of parameters does."""
+
+    def __init__(self, tables: Sequence[Tensor] = (), std: float = 0.02) -> None:
+        super().__init__(tables)
+        self.std = std
+
+    def reset_parameters(self) -> None:
+        for table in self:
+            nn.init.trunc_normal_(table, std=self.std, a=-2 * self.std, b=2 * self.std)

@@ -7,5 +7,14 @@ positions of a video may pass those of the text that follows it.
 from mmpos.attention.cache import KVCache, LayerCache
 from mmpos.attention.dot_product import attend
 from mmpos.attention.prepared import Prepared, prepare
+from mmpos.attention.shards import SequenceShards, Whole
 
-__all__ = ["KVCache", "LayerCache", "Prepared", "attend", "prepare"]
+__all__ = [
+    "KVCache",
+    "LayerCache",
+    "Prepared",
+    "SequenceShards",
+    "Whole",
+    "attend",
+    "prepare",
+]

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from mmpos.attention import LayerCache, Prepared, attend
+from mmpos.attention import LayerCache, Prepared, Whole, attend
 from mmpos.rotary import Rotation, rotate
 
 
@@ -54,11 +54,12 @@ class Attention(nn.Module):
         prepared: Prepared | None = None,
         cache: LayerCache | None = None,
         held: Rotation | None = None,
+        whole: Whole | None = None,
     ) -> Float[Tensor, "batch length dim"]:
         """Attend within ``x``; ``rotation`` and ``prepared`` come once per forward pass.
 
         With a ``cache``, also to the keys that it has; ``held`` turns all of them if they are kept
-        unturned.
+        unturned. With ``whole``, to the keys of all processes that share the tokens.
         """
         q, k, v = (
             rearrange(part, "b l (h d) -> b h l d", d=self.head_dim)
@@ -72,6 +73,8 @@ class Attention(nn.Module):
             k, v = cache.append(k, v)
         if held is not None:
             k = rotate(k, held.dual)
+        if whole is not None:
+            k, v = whole.gather(k, v)
         out = attend(q, k, v, prepared=prepared)
         return self.out(rearrange(out, "b h l d -> b l (h d)"))
 
@@ -151,8 +154,9 @@ class Block(nn.Module):
         prepared: Prepared | None = None,
         cache: LayerCache | None = None,
         held: Rotation | None = None,
+        whole: Whole | None = None,
     ) -> Float[Tensor, "batch length dim"]:
         """One layer."""
-        attended = self.attention(self.attention_norm(x), rotation, prepared, cache, held)
+        attended = self.attention(self.attention_norm(x), rotation, prepared, cache, held, whole)
         x = x + self.drop_path(attended)
         return x + self.drop_path(self.mlp(self.mlp_norm(x)))

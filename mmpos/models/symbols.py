@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
+from mmpos.models.initial import draw_as_vit
 from mmpos.models.patches import Tokens
 from mmpos.positions import sequence
 
@@ -27,7 +28,7 @@ class Symbols(nn.Module):
         if vocabulary < 1:
             raise ValueError(f"vocabulary is 1 or more, got {vocabulary}")
         self.embedding = nn.Embedding(vocabulary, dim)
-        nn.init.trunc_normal_(self.embedding.weight, std=0.02)
+        draw_as_vit(self.embedding)
 
     def forward(
         self,

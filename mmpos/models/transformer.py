@@ -1,30 +1,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor, nn
 
 from mmpos.additive import AdditiveEncoding
-from mmpos.attention import KVCache, Prepared, prepare
+from mmpos.attention import KVCache, Prepared, SequenceShards, Whole, prepare
 from mmpos.bias import AttentionBias, ContentBias
 from mmpos.coordinates import Extent
 from mmpos.frequencies import Length
 from mmpos.models.block import Attention, Block, Mlp
+from mmpos.models.given import check_tokens, frozen_length
+from mmpos.models.initial import STD, draw_as_vit
 from mmpos.models.lengths import length_for
+from mmpos.models.sizes import Size, sizes_of
 from mmpos.models.slots import fill, fill_layers, pattern, with_head_dim
 from mmpos.positions import Axes, absent, axis_count, join
 from mmpos.rotary import RotaryEncoding, Rotation
-
-Size = Literal["nano", "tiny", "small", "base"]
-_SIZES: dict[Size, tuple[int, int, int]] = {
-    "nano": (64, 4, 4),
-    "tiny": (192, 12, 3),
-    "small": (384, 12, 6),
-    "base": (768, 12, 12),
-}
 
 
 class Transformer(nn.Module):
@@ -95,17 +90,12 @@ class Transformer(nn.Module):
         causal: bool = False,
     ) -> None:
         super().__init__()
-        if size not in _SIZES:
-            raise ValueError(f"size must be one of {get_args(Size)}, got {size!r}")
         axis_count(axes)
-        sizes = dict(zip(("dim", "depth", "heads"), _SIZES[size], strict=True))
-        asked = {"dim": dim, "depth": depth, "heads": heads}
-        sizes |= {name: value for name, value in asked.items() if value is not None}
-        if min(sizes.values()) < 1 or registers < 0:
-            raise ValueError(f"expected sizes of 1 or more, got {sizes} and {registers=}")
+        self.dim, depth, heads = sizes_of(size, dim=dim, depth=depth, heads=heads)
+        if registers < 0:
+            raise ValueError(f"expected sizes of 1 or more, 0 for registers, got {registers=}")
         if not 0 <= drop_path < 1:
             raise ValueError(f"drop_path must be at least 0 and below 1, got {drop_path}")
-        self.dim, depth, heads = sizes.values()
         self.axes = axes
         self.class_token = class_token
         self.causal = causal
@@ -125,6 +115,7 @@ class Transformer(nn.Module):
         self.prefix = (
             nn.Parameter(torch.empty(self.prefix_tokens, self.dim)) if self.prefix_tokens else None
         )
+        draw_as_vit(self.layers)
         self.reset_parameters()
         own = {"rotary": rotary, "bias": bias}
         for name in [per_layer] if isinstance(per_layer, str) else per_layer:
@@ -164,14 +155,9 @@ class Transformer(nn.Module):
         )
 
     def reset_parameters(self) -> None:
-        """Draw weights as ViT does: truncated normal of 0.02, biases 0."""
-        for module in self.layers.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        """Draw prefix tokens as ViT does; layers draw their own weights."""
         if self.prefix is not None:
-            nn.init.trunc_normal_(self.prefix, std=0.02)
+            nn.init.trunc_normal_(self.prefix, std=STD)
 
     def forward(
         self,
@@ -183,6 +169,7 @@ class Transformer(nn.Module):
         segments: Int[Tensor, "*#batch length"] | None = None,
         length: Length | None = None,
         cache: KVCache | None = None,
+        shards: SequenceShards | None = None,
     ) -> Float[Tensor, "batch prefix_and_length dim"]:
         """Encode tokens ``x`` at ``positions``: shared ``[L, A]``, or a row's own ``[B, L, A]``.
 
@@ -193,22 +180,13 @@ class Transformer(nn.Module):
             length: for context extensions that depend on it; by default the number of tokens, or
                 the grid.
             cache: the tokens before these, to which these are added; see `KVCache`.
+            shards: the processes that share the tokens, of which these are the own ones.
 
         Returns: prefix tokens first, then the tokens.
         Raises: ValueError for positions that do not fit, segments together with prefix tokens, or a
-            cache in a transformer that is not causal or has prefix tokens.
+            cache together with shards or in a transformer that is not causal or has prefix tokens.
         """
-        if x.ndim != 3 or x.shape[-1] != self.dim:
-            raise ValueError(
-                f"tokens have shape {tuple(x.shape)}, expected [batch, length, {self.dim}]"
-            )
-        tokens = x.shape[-2]
-        wanted = (tokens, axis_count(self.axes))
-        if tuple(positions.shape) not in (wanted, (1, *wanted), (x.shape[0], *wanted)):
-            raise ValueError(
-                f"{x.shape[0]} rows of {tokens} tokens have positions of shape "
-                f"{tuple(positions.shape)}, expected {wanted} or {(x.shape[0], *wanted)}"
-            )
+        check_tokens(x, positions, self.dim, self.axes)
         if self.prefix is not None:
             if segments is not None:
                 raise ValueError(
@@ -220,14 +198,53 @@ class Transformer(nn.Module):
             positions = join(none, positions)
             if mask is not None:
                 mask = nn.functional.pad(mask, (self.prefix_tokens, 0), value=True)
+        if shards is None or shards.alone:
+            return self._through(x, positions, extent, mask, segments, length, cache)
+        if cache is not None:
+            raise ValueError("a cache holds whole sequences, not shards: pass one of the two")
+        whole = shards.whole(
+            x,
+            positions,
+            mask,
+            segments,
+            extent=extent,
+            length=length,
+            prefix=self.prefix_tokens,
+            training=self.training,
+        )
+        with whole.alike(x.device):
+            return self._through(x, positions, extent, mask, segments, length, whole=whole)
+
+    def _through(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        extent: Extent | None,
+        mask: Tensor | None,
+        segments: Tensor | None,
+        length: Length | None,
+        cache: KVCache | None = None,
+        whole: Whole | None = None,
+    ) -> Tensor:
+        """The tokens after all layers, prefix tokens among them."""
         if self.additive is not None:
             x = x + self.additive(positions, extent).to(x.dtype)
-        keys, k_segments, index, late = positions, segments, None, None
+        keys, k_segments, late, reach = positions, segments, None, extent
+        q_index = k_index = None
         if cache is not None:
-            length = self._frozen(cache, length, extent)
+            length = frozen_length(
+                cache,
+                length,
+                extent,
+                growing=self.causal and self.prefix is None,
+                needed=any(each.needs_length for each in _modules(self.rotary)),
+            )
             late = cache.extended(x.shape[0], positions, mask, segments)
-            keys, mask, k_segments, index = late
-            tokens = keys.shape[-2]
+            keys, mask, k_segments, k_index = late
+            q_index = k_index[..., -x.shape[-2] :]
+        if whole is not None:
+            keys, mask, k_segments, k_index, q_index, reach = whole[:6]
+        tokens: int | Tensor = keys.shape[-2] - self.prefix_tokens
         if mask is not None and axis_count(self.axes) == 1:
             tokens = mask[..., self.prefix_tokens :].sum(-1).clamp_min(1)
         lengths = [
@@ -238,7 +255,7 @@ class Transformer(nn.Module):
         held: list[Rotation] = []
         if cache is not None and not cache.rotated:
             held = [rotary(keys, extent, length=own) for rotary, own in turns]
-        biases = [bias(positions, keys, extent) for bias in _modules(self.bias)]
+        biases = [bias(positions, keys, reach) for bias in _modules(self.bias)]
         prepared: dict[tuple[int | None, int | None], Prepared] = {
             (added, window): prepare(
                 x.shape[-2],
@@ -246,8 +263,8 @@ class Transformer(nn.Module):
                 bias=None if added is None else biases[added],
                 causal=self.causal,
                 window=window,
-                q_index=None if index is None or window is None else index[..., -x.shape[-2] :],
-                k_index=None if window is None else index,
+                q_index=None if window is None and whole is None else q_index,
+                k_index=None if window is None and whole is None else k_index,
                 q_segments=segments,
                 k_segments=k_segments,
                 mask=mask,
@@ -266,23 +283,9 @@ class Transformer(nn.Module):
                 prepared[added, window],
                 None if cache is None else cache.layer(index),
                 held[turn] if held and turn is not None else None,
+                whole,
             )
         return self.norm(x)
-
-    def _frozen(
-        self, cache: KVCache, length: Length | None, extent: Extent | None
-    ) -> Length | None:
-        """The length that extensions take with a cache, noted there from the first call on."""
-        if not self.causal or self.prefix is not None:
-            raise ValueError(
-                "a cache is for causal transformers without class and register tokens: tokens that "
-                "see what comes after them change with it"
-            )
-        if isinstance(extent, Tensor) and extent.ndim == 3:
-            raise ValueError(
-                "an extent for each token cannot go with a cache: give one for each row"
-            )
-        return cache.frozen(length, any(each.needs_length for each in _modules(self.rotary)))
 
 
 def _modules(slot: nn.Module | None) -> list[Any]:

@@ -59,6 +59,7 @@ class Audio(DataModule):
         seconds: the longest clip that the model is made for.
         overlap: of windows, as a part of their length.
         batch_size: clips of a batch in each process.
+        buckets: sort training clips by length in runs of so many batches, to pad less.
         num_workers: loader processes in each process; 0 loads in the process itself.
         train_samples: use so many training clips, of files as evenly over the classes as can be;
             all by default, of "embedded" 2,000 in each epoch.
@@ -83,6 +84,7 @@ class Audio(DataModule):
         longer: Longer = "raise",
         overlap: float = 0.0,
         batch_size: int = 32,
+        buckets: int | None = None,
         num_workers: int = 0,
         seed: int = 0,
         split_seed: int = 0,
@@ -120,7 +122,7 @@ class Audio(DataModule):
         self.features, self.spec_augment = own, masks
         self.seconds, self.overlap = seconds, overlap
         self.longer: Longer = longer
-        self.batch_size = batch_size
+        self.batch_size, self.buckets = batch_size, buckets
         self.num_workers = num_workers
         self.seed, self.split_seed = seed, split_seed
         self.train_samples, self.eval_samples = train_samples, eval_samples
@@ -152,8 +154,9 @@ class Audio(DataModule):
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected at least {bound}")
-        if self.train_samples is not None and self.train_samples < 1:
-            raise ValueError(f"train_samples is {self.train_samples}; expected at least 1")
+        for name in ("train_samples", "buckets"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} is {value}; expected at least 1")
         if not self.features.step <= self.seconds < 24 * 3600:
             raise ValueError(
                 f"seconds is {self.seconds}; expected a frame ({self.features.step:g}) to a day"

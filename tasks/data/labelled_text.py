@@ -53,6 +53,8 @@ class LabelledText(Tokens):
         snippets: whether a long text gives several samples; for "stdlib" alone by default.
         crop: whether training draws another part of a longer text in each epoch.
         batch_size: samples of a batch in each process.
+        buckets: sort training samples by length in runs of so many batches, to pad less; not by
+            default.
         num_workers: loader processes in each process; 0 loads in the process itself.
         train_samples, eval_samples: use this many samples, of training, and of validation and test
             each (or all there are, if fewer), as evenly over the classes as can be, one of each at
@@ -75,6 +77,7 @@ class LabelledText(Tokens):
         snippets: bool | None = None,
         crop: bool = True,
         batch_size: int = 32,
+        buckets: int | None = None,
         num_workers: int = 0,
         seed: int = 0,
         train_samples: int | None = None,
@@ -98,7 +101,7 @@ class LabelledText(Tokens):
         self.context = context
         self.snippets = source == "stdlib" if snippets is None else snippets
         self.crop = crop
-        self.batch_size = batch_size
+        self.batch_size, self.buckets = batch_size, buckets
         self.num_workers = num_workers
         self.seed = seed
         self.train_samples, self.eval_samples = train_samples, eval_samples
@@ -118,7 +121,7 @@ class LabelledText(Tokens):
         if not self.suffixes:
             raise ValueError("suffixes is empty; expected endings such as ['.txt'], or null")
         least = {"context": 1, "batch_size": 1, "num_workers": 0, "seed": 0}
-        least |= {"train_samples": 1, "eval_samples": 1}
+        least |= {"train_samples": 1, "eval_samples": 1, "buckets": 1}
         for name, bound in least.items():
             if (value := getattr(self, name)) is not None and value < bound:
                 raise ValueError(f"{name} is {value}; expected at least {bound}")

@@ -1,7 +1,7 @@
 """What all data modules share: loaders in which processes see what one process would."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
 
 import lightning as L
@@ -9,7 +9,25 @@ import torch
 from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
 from torch.utils.data import DataLoader, Dataset
 
-from .samplers import EpochSampler
+from .samplers import BucketSampler, EpochSampler
+
+
+class Loader(DataLoader):
+    """A DataLoader that reads nothing before its first batch is asked for.
+
+    Trainers make iterators earlier, before they know the epoch and the batch that a resumed run
+    goes on with; loader processes would read the first batches of another epoch.
+    """
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        yield from super().__iter__()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the sampler goes on by the trainer's progress."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Does nothing; that it is here tells Lightning that the loader can be resumed."""
 
 
 class DataModule(L.LightningDataModule, ABC):
@@ -17,11 +35,14 @@ class DataModule(L.LightningDataModule, ABC):
 
     Training is shuffled anew in each epoch, from ``seed`` and the epoch alone: R processes with
     batches of B see the samples of one process with batches of R·B, and what does not fill a batch
-    at the end is left out (`EpochSampler`). Of all else each sample is seen exactly once, in order,
-    on any number of processes.
+    at the end is left out (`EpochSampler`). A run that is resumed within an epoch goes on with the
+    batch that would have come next. Of all else each sample is seen exactly once, in order,
+    on any number of processes. Where ``buckets`` is given, training samples of similar length share
+    a batch (`BucketSampler`); the data set then has ``lengths(epoch)``.
     """
 
     batch_size: int
+    buckets: int | None = None
     num_workers: int
     seed: int
 
@@ -58,10 +79,10 @@ class DataModule(L.LightningDataModule, ABC):
         if len(cast("Sized", data)) < least:
             raise ValueError(self.too_few(data, split, least, processes))
         if training:
-            sampler = EpochSampler(data, num_replicas=processes, rank=rank, seed=self.seed)
+            sampler = self._sampler(data, processes, rank)
         else:
             sampler = UnrepeatedDistributedSampler(data, processes, rank, shuffle=False)
-        return DataLoader(
+        return Loader(
             cast("Dataset", data),
             batch_size=self.size_of_batches(split),
             sampler=sampler,
@@ -72,6 +93,25 @@ class DataModule(L.LightningDataModule, ABC):
             collate_fn=self.collate(data),
             generator=torch.Generator(),  # so that an iterator draws nothing from the global one
         )
+
+    def _sampler(self, data: Any, processes: int, rank: int) -> EpochSampler:
+        given: Any = {"num_replicas": processes, "rank": rank, "seed": self.seed}
+        if self.buckets is None:
+            return EpochSampler(data, seen=self._seen, **given)
+        return BucketSampler(
+            data,
+            lengths=data.lengths,
+            batch_size=self.batch_size,
+            buckets=self.buckets,
+            seen=self._seen,
+            **given,
+        )
+
+    def _seen(self) -> int:
+        """Samples that this process has seen of the epoch under way."""
+        if self.trainer is None or not self.trainer.training:
+            return 0
+        return self.trainer.fit_loop.epoch_loop.batch_progress.current.ready * self.batch_size
 
     def size_of_batches(self, split: str) -> int:
         """Samples of a batch in each process."""

@@ -37,6 +37,12 @@ class Samples(Dataset[Item]):
     def __len__(self) -> int:
         return len(self.places)
 
+    def lengths(self, epoch: int) -> np.ndarray:
+        """How many tokens each sample has, the same in every epoch."""
+        texts = np.array([len(text) for text in self.texts])[self.places[:, 0]]
+        starts = self.places[:, 1] if self.seed is None else 0  # what is drawn ends with the text
+        return np.minimum(texts - starts, self.context)
+
     def __getitem__(self, index: int) -> Item:
         number, start = self.places[index % len(self)]
         text = self.texts[number]

@@ -1,5 +1,6 @@
 """Sounds as frames, whole or in windows, in batches that keep their lengths."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -140,6 +141,21 @@ class Sounds(Dataset[tuple[list[Tensor], Any]]):
 
     def __len__(self) -> int:
         return len(self.source)
+
+    def lengths(self, epoch: int) -> Sequence[float]:
+        """How long each sample of an epoch is, in seconds; of files by their headers, read once."""
+        if isinstance(self.source, Files):
+            return self._of_files
+        start = epoch * len(self)
+        return [self._length(index) for index in range(start, start + len(self))]
+
+    @functools.cached_property
+    def _of_files(self) -> Sequence[float]:
+        return [self._length(index) for index in range(len(self))]
+
+    def _length(self, index: int) -> float:
+        own = self.source.seconds(index)
+        return min(own, self.seconds) if self.longer == "windows" else own
 
     def check(self, index: int) -> None:
         """Raise for a sound that is longer than may be."""

@@ -1,5 +1,7 @@
 """Text for language models: Python's own, files, or sets of `datasets`, packed into rows."""
 
+from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -10,6 +12,8 @@ from torch.utils.data import DataLoader
 
 from . import documents
 from .splits import SPLITS
+from .streams import FileStream, SetStream, Stream
+from .token_stream import EndlessLoader, TokenStream
 from .tokens import Rows, Tokens
 
 Source = Literal["stdlib", "files", "datasets"]
@@ -40,6 +44,17 @@ class Text(Tokens):
     fill a row at the end is left out. Each token of validation and test is seen exactly once on any
     number of processes, the documents in the same order whatever the seed.
 
+    With ``streaming`` training documents, of files or of a set, are read as the steps ask for them,
+    and no more than one (of a set a buffer of a thousand) is in memory; those of validation and
+    test are as they were. Each loader process of each process reads documents of its own, which
+    together are all, each once, and begins anew in another order when they end. All follows from
+    ``seed`` for a given number of processes and loader processes, and a resumed run goes on with
+    the row that would have come, for which it reads once more what was before. The stream has no
+    end: steps, or batches of an epoch, are the trainer's ``max_steps`` or ``limit_train_batches``;
+    an epoch goes on where the one before it stopped. Of a set without a split for validation or
+    test, a tenth of the documents is held out by a hash of their contents, and ``eval_tokens``
+    limits how far it is read to find them.
+
     Args:
         root: file or folder of the text, for "files".
         suffixes: endings of files in a folder; ``.txt`` by default.
@@ -53,6 +68,7 @@ class Text(Tokens):
         train_tokens: use this many tokens of training, those of the first documents by the hash;
             all there are by default.
         eval_tokens: the same of validation and test each, or all there are, if fewer.
+        streaming: whether training text is read as it is needed, instead of before.
         prompts: texts that ``predict`` goes on with; surrogates, as Python has of bytes that are no
             UTF-8, stand for these bytes, and are shown as �.
     """
@@ -72,6 +88,7 @@ class Text(Tokens):
         seed: int = 0,
         train_tokens: int | None = None,
         eval_tokens: int | None = None,
+        streaming: bool = False,
         prompts: list[str] | None = None,
     ) -> None:
         super().__init__()
@@ -91,6 +108,7 @@ class Text(Tokens):
         self.num_workers = num_workers
         self.seed = seed
         self.train_tokens, self.eval_tokens = train_tokens, eval_tokens
+        self.streaming = streaming
         self.prompts = prompts
         self._check()
         self._warned = False
@@ -113,6 +131,17 @@ class Text(Tokens):
             if (value := getattr(self, name)) is not None and value < bound:
                 raise ValueError(f"{name} is {value}; expected at least {bound}")
 
+        if self.streaming and self.source == "stdlib":
+            raise ValueError(
+                "streaming is of text of your own: give --data.source files or datasets, or leave "
+                "it out"
+            )
+        if self.streaming and self.train_tokens is not None:
+            raise ValueError(
+                f"train_tokens is {self.train_tokens}, but with streaming the steps say how much "
+                "is read: expected --data.train_tokens null"
+            )
+
     @property
     def end(self) -> int:
         """The token between documents."""
@@ -129,7 +158,7 @@ class Text(Tokens):
 
     def prepare_data(self) -> None:
         if self.source == "datasets":
-            self._found()
+            _ = self._stream if self.streaming else self._found()
 
     def _found(self) -> dict[str, documents.Documents]:
         if self.source == "files":
@@ -140,6 +169,14 @@ class Text(Tokens):
             return documents.datasets(self.dataset, self.subset, self.column)
         return documents.stdlib()
 
+    @cached_property
+    def _stream(self) -> Stream:
+        if self.source == "files":
+            assert self.root is not None
+            return FileStream(self.root, self.suffixes, self.seed)
+        assert self.dataset is not None
+        return SetStream(self.dataset, self.subset, self.column, self.seed)
+
     def setup(self, stage: str | None = None) -> None:
         """Makes the data sets of ``stage`` ("fit", "validate", "test", "predict"; None: all that
         can be made).
@@ -149,6 +186,10 @@ class Text(Tokens):
         splits = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), None: SPLITS}
         needed = [split for split in splits.get(stage, ()) if split not in self._data]
         if not needed:
+            return
+        if self.streaming:
+            for split in needed:
+                self._data[split] = self._stream if split == "train" else self._held(split)
             return
         found = self._found()
         self._leave_out_empty(found)
@@ -166,18 +207,23 @@ class Text(Tokens):
         for split, contents in found.items():
             empty += [name for name, content in contents.items() if not content]
             found[split] = {name: content for name, content in contents.items() if content}
-            for name, content in contents.items():
-                if b"\0" in content:
-                    raise ValueError(
-                        f"{name} has a zero byte, so it is binary or no UTF-8: expected text; "
-                        "leave it out, or convert it"
-                    )
+            for name, content in found[split].items():
+                documents.refuse_binary(name, content)
         if empty and self.source != "stdlib" and not self._warned:
             more = f" and {len(empty) - 10} more" if len(empty) > 10 else ""
             rank_zero_warn(f"left out {len(empty)} empty documents: {', '.join(empty[:10])}{more}")
         self._warned = True
 
-    def _rows(self, split: str, chosen: list[tuple[str, bytes]]) -> Rows:
+    def _held(self, split: str) -> Rows:
+        stream = self._stream
+        if isinstance(stream, SetStream) and split in stream.absent and self.eval_tokens is None:
+            raise ValueError(
+                f"{self.dataset} has no split for {split}, and all of it would be read to hold "
+                "some out: give --data.eval_tokens N"
+            )
+        return self._rows(split, stream.held(split))
+
+    def _rows(self, split: str, chosen: Iterable[tuple[str, bytes]]) -> Rows:
         training = split == "train"
         most = self.train_tokens if training else self.eval_tokens
         encoded, count = [], 0
@@ -203,6 +249,29 @@ class Text(Tokens):
         rows = [torch.cat((ends, torch.from_numpy(each.astype("int64")))) for each in encoded]
         shown = [content.decode("utf-8", "replace") for content in given]
         return [{"prompt": p, "tokens": t} for p, t in zip(shown, rows, strict=True)]
+
+    def loader(self, split: str) -> Any:
+        """The batches of a split, see `DataModule.loader`; of a training stream without an end."""
+        if split != "train" or not self.streaming:
+            return super().loader(split)
+        stream = self.samples(split)
+        processes = self.trainer.world_size if self.trainer else 1
+        parts = processes * max(1, self.num_workers)
+        if isinstance(stream, FileStream) and len(stream) < parts:
+            raise ValueError(
+                f"{len(stream)} training files are too few for {parts} loader processes that each "
+                "read files of their own: give more, fewer devices or a smaller --data.num_workers"
+            )
+        rows = TokenStream(
+            stream,
+            self.tokens,
+            self.context,
+            self.end,
+            batch_size=self.batch_size,
+            processes=processes,
+            rank=self.trainer.global_rank if self.trainer else 0,
+        )
+        return EndlessLoader(rows, self.num_workers, self.trainer)
 
     def too_few(self, data: Any, split: str, needed: int, processes: int) -> str:
         have = f"{data.total} tokens, which" if isinstance(data, Rows) else "prompts, which"

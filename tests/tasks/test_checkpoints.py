@@ -1,6 +1,7 @@
 """What a checkpoint recorded is the lowest layer of settings; resuming is not starting anew."""
 
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -79,10 +80,64 @@ def test_a_name_that_lightning_resolves(run, here):
     assert status == 1 and 'ckpt_path="best"' in line
 
 
-def test_last_where_there_is_none(run):
+def test_last_where_there_is_none(run, monkeypatch):
+    line = "--ckpt_path last: there is no last checkpoint to go on with below runs: give its file, "
+    line += "or leave --ckpt_path out to begin anew"
     for command in ("fit", "validate", "test", "predict"):
-        line = "--ckpt_path last: there is no last checkpoint to go on with"
         assert run.fails(command, "-c", "job.yaml", "--ckpt_path=last") == (1, line)
+    assert run.fails("fit", "--ckpt_path", "last") == (1, line)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # a job that was ended before it saved
+    run("fit", "-c", "job.yaml", "--ckpt_path=last")
+    assert "no whole checkpoint below runs yet, the job begins anew" in run.err
+    assert run("fit", "-c", "job.yaml", "--ckpt_path=last", *LONGER).trainer.global_step == 8
+
+
+LONGER = ("--trainer.max_epochs=2", "--test_after_fit=false")
+
+
+def test_last_is_the_newest_whole_checkpoint_of_the_job(run, here):
+    job = ("fit", "-c", "job.yaml", "--trainer.logger.name=mine", "--test_after_fit=false")
+    run(*job, "--trainer.logger.version=0", "--model.lr=0.1")
+    run(*job, "--trainer.logger.version=1", "--model.lr=0.2")
+    run("fit", "-c", "job.yaml", "--trainer.logger.name=other", "--test_after_fit=false")
+    saved = sorted((here / "runs").rglob("*.ckpt"))
+    first, second, other = (path.relative_to(here) for path in saved)
+    for age, path in enumerate((other, second, first)):
+        os.utime(path, (1e9 - age, 1e9 - age))
+    whole = job[:3] + LONGER
+    assert run(*whole, "--trainer.logger.name=mine", "--ckpt_path=last").model.hparams.lr == 0.25
+    assert f"--ckpt_path last: {second}" in run.err and "checkpoint 0.2, now 0.25" in run.err
+    folder = second.parents[1]  # goes on in the folder of the run, and loses no metrics
+    assert sorted(path.name for path in (here / folder).glob("*.csv")) == [
+        "metrics.1.csv",
+        "metrics.csv",
+    ]
+    (longer,) = set((here / "runs").rglob("*.ckpt")) - {here / p for p in (first, second, other)}
+    assert longer.parent == here / second.parent
+    longer.unlink()
+    alone = run("fit", "--ckpt_path", "last", *LONGER)
+    assert f"--ckpt_path last: {other}" in run.err and alone.trainer.global_step == 8
+    for path in (here / "runs" / "other").rglob("*.ckpt"):
+        os.utime(path, (1, 1))
+    second.touch()
+    content = bytearray(second.read_bytes())
+    content[len(content) // 2] ^= 1
+    second.write_bytes(content)  # the newest now
+    run(*whole, "--trainer.logger.name=mine", "--ckpt_path=last")
+    assert f"passed over {second}: not a checkpoint, or a damaged one" in run.err
+    assert f"--ckpt_path last: {first}\n" in run.err and "checkpoint 0.1, now 0.25" in run.err
+    damaged = "not a checkpoint, or a damaged one"
+    assert run.fails("fit", "--ckpt_path", str(second)) == (1, f"--ckpt_path {second}: {damaged}")
+    asked = ("--trainer.logger.name=mine", "--trainer.logger.version=1", "--ckpt_path=last")
+    assert "no last checkpoint" in run.fails(*whole, *asked)[1]
+
+
+def test_the_seed_of_a_run_goes_on_with_it(run, here):
+    run("fit", "-c", "job.yaml", "--seed_everything=7", "--test_after_fit=false")
+    again = run("fit", "--ckpt_path=last", *LONGER)
+    assert again.config.fit.seed_everything == 7 and "seed" not in run.err
+    run("fit", "--ckpt_path=last", "--trainer.max_epochs=3", "--seed_everything=8")
+    assert "seed_everything: checkpoint 7, now 8 (what you gave wins)" in run.err
 
 
 def test_a_run_that_has_ended(run, trained):

@@ -2,8 +2,10 @@
 
 import csv
 import os
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from mmpos.models import Transformer
 from tasks import ImageClassification, cli
 from tasks.data import Images
 
+JOBS = runpy.run_path(str(Path(__file__).with_name("small_jobs.py")))
 STEPS = 10
 
 
@@ -39,21 +42,25 @@ class Record(L.Callback):
         torch.save((self.losses, state, metrics), self.folder / f"{trainer.global_rank}.pt")
 
 
-def train(
-    folder: Path, processes: int, encoding: dict
-) -> list[tuple[list, dict[str, Tensor], dict]]:
-    folder.mkdir()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def images(batch_size: int, **encoding) -> tuple:
     torch.manual_seed(0)
-    data = Images(image_size=(16, 24), patch_size=8, batch_size=8 // processes, train_samples=400)
-    task = ImageClassification(
+    data = Images(image_size=(16, 24), patch_size=8, batch_size=batch_size, train_samples=400)
+    return ImageClassification(
         data.classes,
         data.image_size,
         data.patch_size,
         data.channels,
         partial(Transformer, size="nano", depth=1, class_token=True, **encoding),
-    )
+    ), data
+
+
+def train(
+    folder: Path, processes: int, make: Callable, steps: int = STEPS
+) -> list[tuple[list, dict[str, Tensor], dict]]:
+    folder.mkdir(exist_ok=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    task, data = make(8 // processes)
     strategy = DDPStrategy(start_method="fork", process_group_backend="gloo")
     trainer = L.Trainer(
         default_root_dir=folder,
@@ -61,9 +68,9 @@ def train(
         devices=processes,
         strategy=strategy if processes > 1 else "auto",
         precision="64-true",  # the gradient of a key bias is rounding alone, which Adam magnifies
-        max_steps=STEPS,
+        max_steps=steps,
         limit_val_batches=1.0,
-        val_check_interval=STEPS,
+        val_check_interval=steps,
         num_sanity_val_steps=0,
         callbacks=[Record(folder)],
         logger=False,
@@ -85,15 +92,33 @@ def train(
     ids=["learned and alibi", "rope"],
 )
 def test_two_processes_are_one_with_twice_the_batch(encoding: dict, tmp_path: Path) -> None:
-    ((losses, weights, metrics),) = train(tmp_path / "one", 1, encoding)
-    first, second = train(tmp_path / "two", 2, encoding)
-    assert len(losses) == STEPS and len(set(losses)) == STEPS
+    make = partial(images, **encoding)
+    names = ("val/loss", "val/what_accuracy", "val/where_accuracy")
+    compare(train(tmp_path / "one", 1, make), train(tmp_path / "two", 2, make), names)
+
+
+@pytest.mark.parametrize("name", JOBS["NAMES"])
+def test_so_they_are_for_every_task(name: str, tmp_path: Path) -> None:
+    """With an encoding in each of the three places; batches of any lengths, numbers of targets and
+    modalities.
+    """
+
+    def make(batch_size: int) -> tuple:
+        return JOBS["job"](name, batch_size, tmp_path / "texts")
+
+    one, two = (train(tmp_path / str(n), n, make, steps=20) for n in (1, 2))
+    compare(one, two, [key for key in one[0][2] if key.startswith("val/")])
+
+
+def compare(one: list[tuple], two: list[tuple], metrics: Sequence[str]) -> None:
+    ((losses, weights, found),), (first, second) = one, two
+    assert len(set(losses)) == len(losses) > 1 and metrics
     assert first[0] == pytest.approx(losses, rel=1e-5) == second[0]
     for name, value in weights.items():
         assert torch.equal(first[1][name], second[1][name]), f"{name} differs between processes"
         torch.testing.assert_close(first[1][name], value, rtol=1e-5, atol=1e-5)
-    for name in ("val/loss", "val/what_accuracy", "val/where_accuracy"):
-        assert first[2][name] == pytest.approx(metrics[name], rel=1e-5), name
+    for name in metrics:
+        assert first[2][name] == pytest.approx(found[name], rel=1e-5), name
 
 
 def test_the_same_through_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,10 @@
 """Every shipped config is run for a few steps."""
 
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from tasks import cli, configs
@@ -32,7 +34,8 @@ def test_what_is_shipped() -> None:
     kinds += ["sinusoidal", "t5", "transformer_xl", "xpos"]
     assert [f"encoding/{kind}" for kind in kinds] == ENCODINGS
     others = {name.partition("/")[0] for name in NAMES if "/" in name}
-    assert others == {"encoding", "extension", "network"}  # extensions by test_extend_context
+    assert others == {"encoding", "extension", "network", "trainer"}
+    # extensions are run by test_extend_context
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
@@ -106,3 +109,41 @@ def test_patches_of_a_spectrogram(
     over = ["--config", "audio", "--config", "network/ast"]
     over += ["--config", encoding] if encoding else []
     assert cli.main(["fit", *over, *FEW]) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks its processes")
+@pytest.mark.parametrize("job", JOBS)
+def test_each_job_on_two_processes(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``--trainer.strategy ddp``, but that the second is forked, for time; and with a warning
+    that advises against more threads than cores.
+    """
+    monkeypatch.chdir(tmp_path)
+    two = ["--config", "trainer/ddp", "--trainer.devices=2", "--data.batch_size=8"]
+    two += ["--trainer.strategy.start_method=fork", "--trainer.strategy.process_group_backend=gloo"]
+    assert cli.main(["fit", "--config", job, *two, *FEW]) == 0
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_each_job_in_half_precision(
+    job: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    half = [f"--trainer.precision={precision}", "--trainer.limit_test_batches=1"]
+    assert cli.main(["fit", "--config", job, *FEW, *half]) == 0
+
+
+def test_the_overlay_for_clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checkpoint is the third, beside the best and the last."""
+    monkeypatch.chdir(tmp_path)
+    args = ["--config", "image", "--config", "trainer/cluster", "--compile=false"]
+    args += ["--data.train_samples=250", "--trainer.max_epochs=1", "--test_after_fit=false"]
+    args += ["--trainer.limit_val_batches=1", "--data.image_size=16", "--data.patch_size=8"]
+    args += ["--trainer.callbacks.every_n_train_steps=2", "--trainer.accelerator=cpu"]
+    args += ["--trainer.log_every_n_steps=1"]
+    assert cli.main(["fit", *args]) == 0
+    saved = Path("runs/image/version_0/checkpoints")
+    steps = {path.stem: torch.load(path)["global_step"] for path in saved.iterdir()}
+    assert steps == {"best": 3, "last": 3, "step": 2}

@@ -59,7 +59,7 @@ def as_rank() -> Callable[[Images, int, int], Images]:
     """A data module as one of several processes sees it."""
 
     def attach(data: Images, rank: int, processes: int) -> Images:
-        data.trainer = SimpleNamespace(world_size=processes, global_rank=rank)  # type: ignore
+        data.trainer = SimpleNamespace(world_size=processes, global_rank=rank, training=False)  # type: ignore
         return data
 
     return attach

@@ -1,0 +1,109 @@
+"""A resumed run ends with the weights of one that was not interrupted, bit for bit."""
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from torch import Tensor
+
+from tasks.checkpoint_io import CheckpointIO
+
+pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
+JOBS = runpy.run_path(str(Path(__file__).with_name("small_jobs.py")))
+job: Callable = JOBS["job"]
+EPOCHS, STEPS = 2, 5  # of 32 samples, of 160 an epoch
+
+
+class Seen(Callback):
+    """Losses of the steps."""
+
+    def __init__(self) -> None:
+        self.losses: dict[int, float] = {}
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.losses[trainer.global_step] = float(outputs["loss"])
+
+
+def fit(
+    name: str, folder: Path, start: str | None = None, batch: int = 32, seed: int = 0, **options
+) -> tuple[L.Trainer, dict[str, Tensor], dict[int, float]]:
+    """A run that saves after each step, and after each validation."""
+    trainer_options = {n: options.pop(n) for n in ("accumulate_grad_batches",) if n in options}
+    L.seed_everything(seed, verbose=False)
+    task, data = job(name, batch, folder / "texts", **{"drop_path": 0.3} | options)
+    seen = Seen()
+    names = {"dirpath": folder / ("again" if start else "run"), "save_top_k": -1}
+    names["auto_insert_metric_name"] = False
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=EPOCHS,
+        callbacks=[
+            seen,
+            ModelCheckpoint(filename="step{step}", every_n_train_steps=1, **names),
+            ModelCheckpoint(filename="epoch{step}", every_n_epochs=1, **names),
+        ],
+        plugins=[CheckpointIO()],
+        num_sanity_val_steps=0,
+        limit_val_batches=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **trainer_options,
+    )
+    trainer.fit(task, datamodule=data, ckpt_path=start)
+    return trainer, dict(task.network.state_dict()), seen.losses
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+@pytest.mark.parametrize("options", [{}, {"ema": 0.9}, {"workers": 2}], ids=str)
+@pytest.mark.parametrize("name", JOBS["NAMES"])
+def test_resumed_within_an_epoch_at_its_last_step_and_at_its_end(
+    name: str, options: dict, tmp_path: Path
+) -> None:
+    if options and name not in ("image", "audio"):
+        pytest.skip("averages and loader processes are the same for all")
+    _, whole, losses = fit(name, tmp_path, **options)
+    assert len(losses) == EPOCHS * STEPS and len(set(losses.values())) == EPOCHS * STEPS
+    for saved in ("step2", "step5", "epoch5", "step8"):
+        start = str(tmp_path / "run" / f"{saved}.ckpt")
+        trainer, resumed, rest = fit(name, tmp_path, start, seed=9, **options)
+        assert trainer.global_step == EPOCHS * STEPS
+        assert rest == {step: loss for step, loss in losses.items() if step > int(saved[-1])}
+        same(resumed, whole)
+
+
+def test_another_number_of_samples_in_a_batch_goes_on_with_those_that_were_left(
+    tmp_path: Path,
+) -> None:
+    """As when a run of two processes is resumed in one: the same samples a step, twice the batches,
+    or other steps.
+    """
+    kind = {"drop_path": 0.0}
+    _, whole, _ = fit("image", tmp_path, **kind)
+    for saved in ("step2", "step5", "epoch5"):
+        start = str(tmp_path / "run" / f"{saved}.ckpt")
+        trainer, resumed, _ = fit(
+            "image", tmp_path, start, batch=16, accumulate_grad_batches=2, **kind
+        )
+        assert trainer.global_step == EPOCHS * STEPS
+        for name, value in whole.items():
+            torch.testing.assert_close(resumed[name], value, atol=2e-4, rtol=0)
+        trainer, _, rest = fit("image", tmp_path, start, batch=16, **kind)
+        batches = 2 * (EPOCHS * STEPS - int(saved[-1]))  # and one step for each
+        assert len(rest) == batches and trainer.global_step == int(saved[-1]) + batches
+        assert rest.keys() == set(range(int(saved[-1]) + 1, trainer.global_step + 1))
+    start = str(tmp_path / "run" / "step3.ckpt")
+    with pytest.raises(ValueError, match=r"saved 96 samples into an epoch, in batches of 32 .* 80"):
+        fit("image", tmp_path, start, batch=80, **kind)
+    start = str(tmp_path / "run" / "step5.ckpt")
+    _, _, rest = fit("image", tmp_path, start, batch=80, **kind)
+    assert list(rest) == [6, 7]
