@@ -83,8 +83,10 @@ class Preemption(Callback):
             path = str(folder / "last.ckpt")
             trainer.save_checkpoint(path, weights_only=False)
             self.saved = path
-        if not by_hand and trainer.is_global_zero and _queue(trainer) is not None:
-            _requeue()
+        if not by_hand and _queue(trainer) is not None:
+            if trainer.is_global_zero:
+                _requeue()
+            trainer.strategy.barrier()  # else srun might end this process for another's status
         raise KeyboardInterrupt if by_hand else SIGTERMException
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

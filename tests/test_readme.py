@@ -18,7 +18,8 @@ AUDIO = (ROOT / "docs" / "audio.md").read_text(encoding="utf-8")
 TEXT = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
 VIDEO = (ROOT / "docs" / "video.md").read_text(encoding="utf-8")
 MULTIMODAL = (ROOT / "docs" / "multimodal.md").read_text(encoding="utf-8")
-PAGES = (GUIDE, SEQUENCES, TEXT, AUDIO, VIDEO, MULTIMODAL)
+SCALING = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+PAGES = (GUIDE, SEQUENCES, TEXT, AUDIO, VIDEO, MULTIMODAL, SCALING)
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -99,10 +100,19 @@ def test_the_guides_to_video_and_to_several_modalities_run(
     assert names["answers"].shape == names["silent"].shape == (2, 5)
 
 
+def test_the_guide_to_many_devices_runs() -> None:
+    """But for the folder of shards, which test_sharding makes."""
+    _, shared = blocks("python", SCALING)
+    names: dict = {}
+    exec(shared, names)
+    assert names["out"].shape == (2, 6, 64)
+    assert all(weight.grad is not None for weight in names["model"].parameters())
+
+
 def test_links_of_the_pages_lead_somewhere() -> None:
     pages = [(page, ROOT / "docs") for page in PAGES]
     for text, folder in [(README, ROOT), *pages]:
-        links = re.findall(r"\]\(([^)#:]+)\)", text)
+        links = re.findall(r"\]\(([^)#:]+)(?:#\w+)?\)", text)
         assert links
         assert not [link for link in links if not (folder / link).exists()]
 

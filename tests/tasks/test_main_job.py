@@ -38,6 +38,7 @@ def test_what_a_run_leaves(run: Path) -> None:
         "checkpoints/best.ckpt",
         "checkpoints/last.ckpt",
         "config.yaml",
+        "environment.json",
         "hparams.yaml",
         "metrics.csv",
     }
