@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from mmpos import build
@@ -18,6 +19,7 @@ from mmpos.frequencies import Extension
 from mmpos.models import Transformer
 from mmpos.positions import sequence
 from mmpos.rotary import RotaryEncoding
+from tasks.accumulation import MeanOfStep
 from tasks.base import Task
 from tasks.decoder import Decoder, causal, check_known, check_prompt, check_sampling, drawn, extend
 from tasks.lengths import warn_of_bases
@@ -48,9 +50,8 @@ class LanguageModel(Task):
     their text, which compares models of any tokens. Where rows are examples with a ``length``, also
     ``exact_match``, the part of them whose targets are all the likeliest tokens (`ExactMatch`), and
     ``exact_match_<n>`` of those of each length n. All are exact over rows with any number of
-    targets, and over all processes. The loss of a step is the mean over the targets of its batch:
-    with the trainer's ``accumulate_grad_batches`` over those of each batch, where batches of
-    examples with other numbers of targets then weigh the same.
+    targets, and over all processes. The loss of a step is the mean over the targets of all batches
+    that it accumulates, in all processes.
 
     Args:
         vocabulary: the number of tokens.
@@ -122,6 +123,7 @@ class LanguageModel(Task):
             self.metrics = nn.ModuleDict({stage: _new_metrics() for stage in ("val", "test")})
             self.exact_match = ExactMatch()
         self._told = False
+        self._mean = MeanOfStep()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """As every task; record an extension that was given beside a transformer from Python."""
@@ -163,9 +165,13 @@ class LanguageModel(Task):
         batch = self.changed(batch)
         nats, count, _ = self._nats(batch, self._logits(batch, batch_idx))
         count = self.trainer.strategy.reduce(count.float(), reduce_op="mean")
-        loss = nats / count.clamp_min(1)
+        loss = (nats / count.clamp_min(1)).detach()
         self.log("train/loss", loss, prog_bar=True, sync_dist=True, batch_size=1)
-        return loss
+        return self._mean(nats, count)
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Weigh all targets of the accumulated batches alike."""
+        self._mean.finish(self.parameters(), self.trainer.accumulate_grad_batches)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate(batch, batch_idx, "val")

@@ -53,9 +53,6 @@ class Algorithms(DataModule):
     once on any number of processes. The three are drawn independently: a test example of a length
     beyond ``length`` is never one of training, while a short one may be, since there are few.
 
-    Rows of a batch have other numbers of targets than those of another: with the trainer's
-    ``accumulate_grad_batches`` batches weigh the same, not targets (see `LanguageModel`).
-
     Args:
         task: which of the five.
         length: the longest training examples.
