@@ -26,7 +26,14 @@ from tasks.optim import (
     regroup,
     resize_moments,
 )
-from tasks.resuming import batch_of_all, rescale
+from tasks.resuming import (
+    batch_of_all,
+    finish_epoch,
+    open_batches,
+    rescale,
+    rewind,
+    validate_first,
+)
 from tasks.sharding import materialize, shard
 from tasks.weights import load_weights
 
@@ -114,7 +121,10 @@ class Task(L.LightningModule):
         self._of_process = torch.initial_seed()
 
     def on_train_start(self) -> None:
-        """Let what is frozen whole rest: after Lightning's warning of modules that do."""
+        """Let what is frozen whole rest: after Lightning's warning of modules that do. Go on with a
+        validation that was due when a run was saved.
+        """
+        validate_first(self.trainer)
         if self.seed is None:
             self.seed = self._of_process
         self._resting = self._at_rest
@@ -203,7 +213,11 @@ class Task(L.LightningModule):
         if self.seed is None:
             self.seed = checkpoint.get("mmpos_noise")
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
-            rescale(checkpoint, batch_of_all(self.trainer))
+            data = getattr(self.trainer, "datamodule", None)
+            endless = getattr(data, "streaming", False)
+            rewind(checkpoint)
+            rescale(checkpoint, batch_of_all(self.trainer), endless=endless)
+            finish_epoch(checkpoint)
         for state in checkpoint.get("optimizer_states", []):
             regroup(state, parameter_groups(self, self.weight_decay, self.layer_decay))
             resize_moments(self, state, checkpoint.get("state_dict", {}))
@@ -223,6 +237,7 @@ class Task(L.LightningModule):
         checkpoint["mmpos_version"] = __version__
         checkpoint["mmpos_noise"] = self.seed
         checkpoint["mmpos_samples"] = batch_of_all(self.trainer)
+        checkpoint["mmpos_open"] = open_batches(self.trainer)
 
 
 class _Averages(WeightAveraging):

@@ -107,20 +107,20 @@ class PredictionWriter(BasePredictionWriter):
 
 
 class RunSettings(Callback):
-    """Records the trainer's settings and the seed in each checkpoint, so that a run can go on from
-    it alone.
+    """Records the trainer's and the command's own settings, such as the seed, in each checkpoint,
+    so that a run can go on from it alone.
     """
 
     def __init__(self) -> None:
         self.trainer: dict[str, Any] = {}
-        self.seed: int | None = None
+        self.command: dict[str, Any] = {}
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Adds ``mmpos_trainer`` and ``mmpos_seed``."""
+        """Adds ``mmpos_trainer`` and ``mmpos_command``."""
         checkpoint["mmpos_trainer"] = self.trainer
-        checkpoint["mmpos_seed"] = self.seed
+        checkpoint["mmpos_command"] = self.command
 
 
 class FirstBatch(Callback):

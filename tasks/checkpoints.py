@@ -67,8 +67,8 @@ def _settings(content: Mapping, linked_names: tuple[str, ...], *, trainer: bool)
             settings[section] = {"class_path": class_path, "init_args": values}
     if trainer and content.get("mmpos_trainer"):
         settings["trainer"] = dict(content["mmpos_trainer"])
-    if trainer and content.get("mmpos_seed") is not None:
-        settings["seed_everything"] = content["mmpos_seed"]
+    if trainer:
+        settings |= content.get("mmpos_command", {})
     return Recorded(settings, yaml.safe_dump(settings) if settings else "", linked)
 
 
@@ -132,9 +132,11 @@ def _rest(path: str) -> Mapping[str, Any]:
 def fault(path: str) -> str:
     """What is wrong with a checkpoint, "" for one that is whole."""
     try:
-        _load(path)
+        content = _load(path)
     except CommandError as error:
         return str(error).removeprefix("--ckpt_path ")
+    if "optimizer_states" not in content and not is_sharded(path):
+        return f"{path}: holds weights alone (save_weights_only)"
     return ""
 
 

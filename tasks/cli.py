@@ -116,6 +116,10 @@ def _export(args: list[str]) -> None:
         help="what to write; .safetensors, .pth or .onnx names the form",
     )
     given = parser.parse_args(args)
+    if given.ckpt_path == "last":
+        from tasks import runs
+
+        given.ckpt_path = runs.last([], lambda line: print(line, file=sys.stderr)) or "last"
     from tasks.export import export
 
     for line in export(given.ckpt_path, given.output):

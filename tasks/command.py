@@ -5,7 +5,7 @@ import warnings
 from contextlib import nullcontext
 
 from mmpos.interop.timm.backbone import blank
-from tasks import checkpoints, configs, errors, runs, summary
+from tasks import checkpoints, configs, errors, faults, runs, summary
 from tasks.callbacks import FirstBatch
 from tasks.configs import CommandError
 from tasks.errors import LINKED
@@ -47,7 +47,7 @@ def run(command: str, files: list[str], others: list[str]) -> None:
     except errors.ParseError as error:
         raise CommandError(errors.describe(error, given, command, others), 2) from error
     except Exception as error:
-        mistake = None if first_batch.reached else errors.early(error, given)
+        mistake = None if first_batch.reached else faults.early(error, given)
         if mistake is None or mistake is error:
             raise
         if not path and not architecture and "argument: 'transformer'" in str(mistake):

@@ -1,18 +1,15 @@
-"""From an exception of the parser, of building or of reading data to one line for the user."""
+"""From an exception of the parser to one line for the user."""
 
 import argparse
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pkgutil import resolve_name
-from traceback import walk_tb
 from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from jsonargparse import Namespace
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from tasks import configs, imports
 from tasks.configs import CommandError, Given
@@ -22,7 +19,6 @@ LINKED = (
     *("classes", "multilabel", "image_size", "patch_size", "channels", "bins", "frames", "step"),
     *("vocabulary", "context"),
 )
-MISTAKES = (ValueError, TypeError, OSError, MisconfigurationException)
 
 
 class ParseError(argparse.ArgumentError):
@@ -52,18 +48,18 @@ class Parser(LightningArgumentParser):
 
 def describe(error: ParseError, given: list[Given], command: str, others: list[str]) -> str:
     """One line for what the parser did not accept: the setting, what is wrong, the nearest name."""
-    chain = list(_chain(error))
-    failed = [e for e in chain if isinstance(e, ParseError)]
+    causes = list(chain(error))
+    failed = [e for e in causes if isinstance(e, ParseError)]
     messages = dict.fromkeys(str(e) for e in failed)  # argparse raises one message several times
     keys = [k for m in messages for k in re.findall(r'\AParser key "([^"]+)"', m)]
     path = ".".join(keys)
-    parser, root, message = failed[-1].parser, chain[-1], str(failed[-1])
+    parser, root, message = failed[-1].parser, causes[-1], str(failed[-1])
     asked = configs.find(path, given)
     own = path.endswith("patch_size") and _has_patches(given)
     if asked and not own and asked.path in {f"model.{name}" for name in LINKED}:
         return from_data(asked.path.removeprefix("model."), asked.value)
 
-    for e in reversed(chain):
+    for e in reversed(causes):
         if line := imports.describe(e, path, given):
             return line
     if found := re.search(r"Expected a dot import path string: (\S+)", str(root)):
@@ -109,7 +105,8 @@ def from_data(name: str, value: object) -> str:
     return f"model.{name} comes from the data, by its source: leave it out"
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and what it came of, the last first."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -228,79 +225,3 @@ def _refuse_null(value: Any, path: str, hint: Any, given: list[Given]) -> None:
     if setting and hint is not Any and NoneType not in get_args(hint):
         line = f"{configs.place(setting)}: expected {_type_name(hint)}, got null"
         raise CommandError(line, 2)
-
-
-def early(error: Exception, given: list[Given]) -> CommandError | None:
-    """One line for an error before the first batch, or None for what is no user's mistake."""
-    told = next((e for e in _chain(error) if isinstance(e, CommandError)), None)
-    if told:
-        return told
-    if isinstance(error, RuntimeError) and "loading state_dict" in str(error):
-        lines = [line.strip() for line in str(error).splitlines()[1:3]]
-        return CommandError(
-            f"the checkpoint does not fit the model: {' '.join(lines)} (leave out the settings in "
-            "which they differ, or begin a new run from its weights: --model.weights)"
-        )
-    # jsonargparse wraps what a constructor raises in a list of all that the type might have been
-    raised = (e for e in _chain(error) if not _modules_of(e)[-1].startswith("jsonargparse"))
-    cause = next(raised, error)
-    if isinstance(cause, ImportError) and "pip install" in str(cause):  # of an extra
-        return CommandError(_message(cause))
-    if not isinstance(cause, MISTAKES):
-        return None
-    accelerator = configs.last("trainer.accelerator", given)
-    asked = accelerator.value if accelerator else "auto"
-    if isinstance(cause, MisconfigurationException) and asked not in ("auto", "cpu"):
-        reason = str(cause).rstrip("!. ")
-        return CommandError(f"{reason}; without a GPU use --trainer.accelerator cpu")
-    return CommandError(_message(cause))
-
-
-def _modules_of(error: BaseException) -> list[str]:
-    """The modules that ``error`` came through, from the outermost to the one that raised it."""
-    frames = walk_tb(error.__traceback__)
-    return [frame.f_globals.get("__name__", "") for frame, _ in frames] or [""]
-
-
-def stopped(stop: SystemExit, way_on: str) -> CommandError | None:
-    """One line for a run that a signal ended, with the status that a shell gives it."""
-    if isinstance(stop, SIGTERMException):
-        how, status = "SIGTERM", 143
-    elif isinstance(stop.__context__, KeyboardInterrupt):  # Lightning's exit
-        how, status = "Ctrl-C", 130
-    else:
-        return None
-    return CommandError(f"stopped by {how}" + (f"; to go on: {way_on}" if way_on else ""), status)
-
-
-def during(error: BaseException, way_on: str) -> CommandError | None:
-    """One line for bad data, a dead loader process, a full disk or a loss that is not finite, met
-    after the first batch, and how to go on; None for any other error.
-    """
-    reading = any(name.startswith("torch.utils.data") for name in _modules_of(error))
-    saving = any(name == "tasks.checkpoint_io" for name in _modules_of(error))
-    dead = isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
-    known = (
-        (isinstance(error, ValueError | OSError) and (reading or saving))
-        or isinstance(error, FloatingPointError)
-        or dead
-    )
-    if not known:
-        return None
-    told = _message(error)
-    if dead:
-        told = (
-            f"{told.rstrip('. ')}; where it was out of memory, fewer --data.num_workers or a "
-            "smaller --data.batch_size help"
-        )
-    return CommandError(told + (f"; to go on: {way_on}" if way_on else ""))
-
-
-def _message(error: BaseException) -> str:
-    text = str(error).strip()
-    if isinstance(error, OSError) and error.strerror and error.filename is None:
-        text = error.strerror
-    if text.startswith("Caught ") and " in DataLoader worker " in text.partition("\n")[0]:
-        # a worker process sends its traceback as text
-        text = re.sub(r"\A[\w.]+: ", "", text.splitlines()[-1])
-    return text or type(error).__name__

@@ -1,10 +1,14 @@
 """A LightningCLI for any model and data: links, checkpoints as settings, options, callbacks."""
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonargparse import Namespace
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -13,7 +17,7 @@ from lightning.pytorch.plugins import CheckpointIO as LightningCheckpointIO
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import distributed
 
-from tasks import checkpoints, configs, errors, runs, summary
+from tasks import checkpoints, configs, errors, faults, runs, summary
 from tasks.base import Task
 from tasks.callbacks import FirstBatch, PredictionWriter, RunSettings
 from tasks.checkpoint_io import CheckpointIO
@@ -22,6 +26,9 @@ from tasks.errors import LINKED
 from tasks.linking import from_data
 from tasks.preemption import Preemption
 from tasks.progress import Progress
+
+OWN = ("seed_everything", "test_after_fit", "compile", "tensorboard")
+"""The command's own settings that a checkpoint records."""
 
 
 class Command(LightningCLI):
@@ -50,6 +57,7 @@ class Command(LightningCLI):
         self.run_settings = RunSettings()
         self.environment = runs.Environment()
         self.preemption = Preemption()
+        self.kept: list[Path] = []
         callbacks = [first_batch, self.run_settings, self.environment, Progress(), self.preemption]
         super().__init__(
             LightningModule,
@@ -149,8 +157,9 @@ class Command(LightningCLI):
         """Says in what the settings depart from the checkpoint's, and keeps the trainer's."""
         self._dump_config()
         self.run_settings.trainer = self.config_dump["trainer"]
-        seed = self._get(self.config, "seed_everything")
-        self.run_settings.seed = self.environment.seed = seed
+        own = OWN if self.subcommand == "fit" else OWN[:1]
+        self.run_settings.command = {name: self._get(self.config, name) for name in own}
+        seed = self.environment.seed = self.run_settings.command["seed_everything"]
         if self.recorded and "seed_everything" in self.recorded.settings:
             was = self.recorded.settings["seed_everything"]
             summary.tell(checkpoints.differences(was, seed, "seed_everything"))
@@ -171,17 +180,17 @@ class Command(LightningCLI):
             summary.tell(checkpoints.differences(self.recorded.linked, now))
 
         if isinstance(self.model, Task):
-            seed = self.run_settings.seed
-            self.model.seed = seed if isinstance(seed, int) else None
+            seed = self.environment.seed
+            self.model.seed = seed if type(seed) is int else None  # False is none
         if self._get(self.config, "compile"):
             getattr(self.model, "network", self.model).compile()
 
     def before_fit(self) -> None:
         """Names the encodings and their parameters; keeps metrics that a run's folder has."""
         summary.tell(summary.positions(self.model))
-        logger = self.trainer.logger
-        if isinstance(logger, CSVLogger) and self.trainer.is_global_zero:
-            runs.keep_metrics(logger.log_dir)
+        folders = [each.log_dir for each in self.trainer.loggers if isinstance(each, CSVLogger)]
+        if self.trainer.is_global_zero:
+            self.kept = [kept for folder in folders if (kept := runs.keep_metrics(folder))]
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, whose checkpoints are `CheckpointIO`'s unless the user gave another; for
@@ -190,7 +199,12 @@ class Command(LightningCLI):
         asked = self._get(self.config_init, "trainer").plugins
         plugins = asked if isinstance(asked, list) else [asked] if asked else []
         if not any(isinstance(plugin, LightningCheckpointIO) for plugin in plugins):
-            kwargs["plugins"] = [*plugins, CheckpointIO()]
+            plugins = [*plugins, CheckpointIO()]
+        chosen = any(isinstance(plugin, ClusterEnvironment) for plugin in plugins)
+        if not chosen and not TorchElasticEnvironment.detect() and SLURMEnvironment.detect():
+            plugins = [*plugins, SLURMEnvironment(auto_requeue=False)]
+            self.preemption.requeue = True  # when all is saved after a step, and at no other time
+        kwargs["plugins"] = plugins
         if self.subcommand == "predict":
             asked = self._get(self.config_init, "trainer").callbacks
             asked = asked if isinstance(asked, list) else [asked]
@@ -210,7 +224,7 @@ class Command(LightningCLI):
         try:
             super()._run_subcommand(subcommand)
         except SystemExit as stop:
-            error = errors.stopped(stop, self._way_on())
+            error = faults.stopped(stop, self._way_on())
             if error is None:
                 raise
             leave_group()
@@ -218,16 +232,19 @@ class Command(LightningCLI):
                 raise SystemExit(error.status) from stop
             raise error from stop
         except Exception as fault:
-            error = errors.during(fault, self._way_on()) if self.first_batch.reached else None
+            error = faults.during(fault, self._way_on()) if self.first_batch.reached else None
             if error is None:
                 raise
+            if isinstance(fault, FloatingPointError) and not self.trainer.is_global_zero:
+                raise SystemExit(error.status) from fault  # the same in all processes
             raise error from fault
 
     def _way_on(self) -> str:
         """The command that goes on from what a fit saved last; "" where there is none."""
         saved = checkpoints.newest(self.trainer) if self.subcommand == "fit" else ""
         saved = self.preemption.saved or saved
-        return summary.command("fit", saved) if saved else ""
+        ended = self.trainer.fit_loop.done and not self.preemption.saved
+        return summary.command("test" if ended else "fit", saved) if saved else ""
 
     def after_predict(self) -> None:
         """Tells where the predictions are."""
@@ -239,6 +256,8 @@ class Command(LightningCLI):
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if self.trainer.ckpt_path and not self.first_batch.trained:
+            for kept in self.kept:
+                kept.rename(kept.with_name("metrics.csv"))
             raise CommandError(
                 f"nothing was trained: the run of {self.trainer.ckpt_path} had come to its end; "
                 f"to go on raise --trainer.max_epochs (now {self.trainer.max_epochs})"

@@ -15,8 +15,9 @@ from typing import Any
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from tasks import summary
 
 
 class Preemption(Callback):
@@ -27,13 +28,15 @@ class Preemption(Callback):
     often as the trainer logs elsewhere, since asking waits for the device. A second SIGINT ends the
     run at once. The file lies where the trainer's checkpoints do; without any, nothing is saved.
 
-    A job of SLURM is put back into its queue (``scontrol requeue``) unless it was ended by SIGINT,
-    or Lightning's ``SLURMEnvironment(auto_requeue=False)`` is among the trainer's plugins.
+    A job of SLURM is put back into its queue (``scontrol requeue``) unless it was ended by SIGINT:
+    if ``requeue``, or as Lightning's `SLURMEnvironment` says, whose own handlers save within a step
+    and into the current folder wherever this does not listen: give it ``auto_requeue=False``.
 
     Raises: SIGTERMException, or KeyboardInterrupt for SIGINT, when all is saved.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, requeue: bool = False) -> None:
+        self.requeue = requeue
         self.received: signal.Signals | None = None
         self.saved = ""
         self._before: dict[signal.Signals, Any] = {}
@@ -46,15 +49,19 @@ class Preemption(Callback):
         place = saving.index(True) if any(saving) else len(others)
         trainer.callbacks = [*others[:place], self, *others[place:]]  # type: ignore[attr-defined]
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Listens in place of Lightning's handlers, of which that for SLURM saves within a step."""
+        if self._before:
+            return
         self.received, self.saved = None, ""
         self._launcher = trainer.strategy.launcher
-        queue = _queue(trainer)
-        asked = queue.requeue_signal if queue is not None else None
+        slurm = _slurm(trainer)
+        asked = slurm.requeue_signal if slurm is not None else None
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT, *([asked] if asked else [])):
                 self._before[number] = signal.signal(number, self._note)
+
+    on_train_start = on_sanity_check_start  # where there is no check
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is signal.SIGINT and number == signal.SIGINT:
@@ -83,31 +90,36 @@ class Preemption(Callback):
             path = str(folder / "last.ckpt")
             trainer.save_checkpoint(path, weights_only=False)
             self.saved = path
-        if not by_hand and _queue(trainer) is not None:
+        slurm = _slurm(trainer)
+        if not by_hand and slurm is not None and (self.requeue or slurm.auto_requeue):
             if trainer.is_global_zero:
                 _requeue()
             trainer.strategy.barrier()  # else srun might end this process for another's status
         raise KeyboardInterrupt if by_hand else SIGTERMException
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Listens no more."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
+        """Stops before a test, if it was told to in the last validation; listens no more."""
+        anyone = partial(trainer.strategy.reduce_boolean_decision, all=False)
+        self._leave()
+        if anyone(self.received is not None):
+            raise KeyboardInterrupt if anyone(self.received is signal.SIGINT) else SIGTERMException
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Listens no more, however training ended."""
-        self.on_train_end(trainer, pl_module)
+        self._leave()
+
+    def _leave(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
 
 
-def _queue(trainer: Trainer) -> SLURMEnvironment | None:
-    """The job of SLURM that this is, if it is to be put back into the queue."""
+def _slurm(trainer: Trainer) -> SLURMEnvironment | None:
+    """The job of SLURM that this is."""
     environment = trainer._accelerator_connector.cluster_environment
-    if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
-        return environment
-    return None
+    return environment if isinstance(environment, SLURMEnvironment) else None
 
 
 def _folder(trainer: Trainer) -> Path | None:
@@ -118,15 +130,15 @@ def _folder(trainer: Trainer) -> Path | None:
 
 
 def _requeue() -> None:
-    job = os.environ["SLURM_JOB_ID"]
+    job = os.environ.get("SLURM_JOB_ID", "")
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    if not re.fullmatch(r"[0-9_]+", job):
-        raise ValueError(f"SLURM_JOB_ID is {job!r}, expected a number")
     try:
+        if not re.fullmatch(r"[0-9_]+", job):
+            raise OSError(f"SLURM_JOB_ID is {job!r}, expected a number")
         subprocess.run(["scontrol", "requeue", job], check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
         told = getattr(error, "stderr", "") or str(error)
-        rank_zero_warn(f"job {job} is not put back into the queue: {told.strip()}")
+        summary.tell([f"the job is not put back into the queue: {told.strip()}"])
     else:
-        rank_zero_info(f"job {job} is put back into the queue")
+        summary.tell([f"job {job} is put back into the queue"])

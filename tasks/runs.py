@@ -42,9 +42,16 @@ class Environment(Callback):
             return
         path = Path(folder) / "environment.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        starts = json.loads(path.read_text("utf-8")) if path.is_file() else []
+        starts = []
+        if path.is_file():
+            try:
+                starts = json.loads(path.read_text("utf-8"))
+            except ValueError:  # of a start that was ended as it wrote
+                path.replace(path.with_suffix(".damaged"))
         starts.append(described(trainer, self.seed))
-        path.write_text(json.dumps(starts, indent=2) + "\n", "utf-8")
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(starts, indent=2) + "\n", "utf-8")
+        part.replace(path)
 
 
 def described(trainer: Trainer, seed: int | bool | None) -> dict[str, Any]:
@@ -85,16 +92,17 @@ def _told_by_git(*args: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def keep_metrics(folder: str | os.PathLike) -> None:
+def keep_metrics(folder: str | os.PathLike) -> Path | None:
     """Sets aside ``metrics.csv`` of an earlier start in the same folder, which a logger would
-    delete: as ``metrics.1.csv``, the next number that is free.
+    delete: as ``metrics.1.csv``, the next number that is free. Returns its place, if there was one.
     """
     path = Path(folder) / "metrics.csv"
-    if path.is_file():
-        number = 1
-        while (free := path.with_name(f"metrics.{number}.csv")).exists():
-            number += 1
-        path.rename(free)
+    if not path.is_file():
+        return None
+    number = 1
+    while (free := path.with_name(f"metrics.{number}.csv")).exists():
+        number += 1
+    return path.rename(free)
 
 
 def last(given: list[Given], tell: Callable[[str], None]) -> str | None:
@@ -109,7 +117,8 @@ def last(given: list[Given], tell: Callable[[str], None]) -> str | None:
     folders = _folders(given)
     kept = ("*.ckpt", "*.ckpt.old")  # a folder of shards, while another takes its place
     found = {path for folder in folders for name in kept for path in folder.rglob(name)}
-    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
+    ages = {path: path.stat().st_mtime for path in found if path.exists()}  # not a link to nothing
+    for path in sorted(ages, key=lambda path: ages[path], reverse=True):
         if fault := checkpoints.fault(str(path)):
             tell(f"--ckpt_path last: passed over {fault}")
             continue
@@ -129,22 +138,51 @@ def version(path: str, given: list[Given]) -> str | None:
     """The version of the run that a checkpoint is of, for it to go on in the same folder; None
     where one is given, or the job's logger writes elsewhere.
     """
-    root = Path(*filter(None, (_value(f"logger.{name}", given) for name in ("save_dir", "name"))))
+    logger = _logger(given)
+    if not logger or logger.get("version"):
+        return None
     run = Path(path).parent.parent
-    own = run.parent == root and Path(path).parent.name == "checkpoints"
-    return run.name if own and not _value("logger.version", given) else None
+    own = run.parent == Path(*filter(None, map(logger.get, ("save_dir", "name"))))
+    return run.name if own and Path(path).parent.name == "checkpoints" else None
 
 
 def _folders(given: list[Given]) -> list[Path]:
-    parts = [_value(f"logger.{name}", given) for name in ("save_dir", "name", "version")]
-    if parts[2].isdigit():
-        parts[2] = f"version_{parts[2]}"
-    if not parts[0]:
-        parts[0] = _value("default_root_dir", given) or "runs"
     own = [each.value for each in given if each.path == "trainer.callbacks.dirpath" and each.value]
-    return [Path(*filter(None, parts)), *map(Path, own)]
+    setting = configs.last("trainer.default_root_dir", given)
+    root = Path(setting.value if setting and setting.value != "null" else ".")
+    logger = _logger(given)
+    if logger is None:
+        folders = [Path("runs"), root / "lightning_logs", root / "checkpoints"]
+        if not any(each.path.startswith("trainer") for each in given):
+            folders = folders[:1]
+    elif not logger:
+        folders = [root / "checkpoints"]
+    else:
+        number = logger.get("version", "")
+        number = f"version_{number}" if number.isdigit() else number
+        name = logger.get("name", "lightning_logs")
+        folders = [Path(logger.get("save_dir") or root, *filter(None, (name, number)))]
+    return [*folders, *map(Path, own)]
 
 
-def _value(name: str, given: list[Given]) -> str:
-    setting = configs.last(f"trainer.{name}", given)
-    return setting.value if setting and setting.value != "null" else ""
+def _logger(given: list[Given]) -> dict[str, str] | None:
+    """The settings of the logger that checkpoints lie with, the first of several; empty for none;
+    None where nothing is said of one.
+    """
+    found: dict[str, str] | None = None
+    number, several = 0, False
+    for each in given:
+        if each.path == "trainer.logger":
+            if each.value.startswith("["):
+                found, number, several = {}, 0, True
+            elif each.value.lower() == "false":
+                found, several = {}, False
+            elif each.value.lower() in ("null", "true"):
+                found, several = {"name": "lightning_logs"}, False
+            elif each.value:
+                number += 1
+                found = found or {"class_path": each.value}
+        elif each.path.startswith("trainer.logger.") and (number < 2 or not several):
+            value = "" if each.value == "null" else each.value
+            found = {**(found or {}), each.path.removeprefix("trainer.logger."): value}
+    return found

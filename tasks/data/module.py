@@ -1,5 +1,6 @@
 """What all data modules share: loaders in which processes see what one process would."""
 
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
@@ -28,6 +29,14 @@ class Loader(DataLoader):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Does nothing; that it is here tells Lightning that the loader can be resumed."""
+
+
+def deaf(worker: int) -> None:
+    """Leaves signals that a whole group of processes is sent to the trainer, which ends its loader
+    processes itself when all is saved.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class DataModule(L.LightningDataModule, ABC):
@@ -91,6 +100,7 @@ class DataModule(L.LightningDataModule, ABC):
             persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
             collate_fn=self.collate(data),
+            worker_init_fn=deaf,
             generator=torch.Generator(),  # so that an iterator draws nothing from the global one
         )
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from mmpos.positions import packed
 
+from .module import deaf
 from .streams import Stream
 from .tokens import Bytes, Encoded, Subwords
 
@@ -145,6 +146,7 @@ class EndlessLoader:
             batch_size=self._rows.batch_size,
             num_workers=self._workers,
             pin_memory=torch.cuda.is_available(),
+            worker_init_fn=deaf,
             generator=torch.Generator(),  # so that an iterator draws nothing from the global one
         )
         return iter(loader)

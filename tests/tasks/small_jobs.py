@@ -47,7 +47,7 @@ def job(name: str, batch_size: int, folder: Path, workers: int = 0, **options: A
     """A task and its data; ``options`` are the task's."""
     torch.manual_seed(0)
     drop_path = options.pop("drop_path", 0.0)
-    nano = partial(NANO, drop_path=drop_path)
+    nano = partial(NANO, drop_path=drop_path, depth=2 if drop_path else 1)  # the first drops none
     common = {"batch_size": batch_size, "num_workers": workers}
     few = {"train_samples": SAMPLES, **common}
     if name == "image":

@@ -12,7 +12,7 @@ from lightning.pytorch.plugins.precision import HalfPrecision
 
 import mmpos
 from mmpos.models import Transformer
-from tasks import VideoClassification, cli, errors
+from tasks import VideoClassification, cli, faults
 from tasks.data import Video
 from tasks.data.clips import Clips
 
@@ -301,5 +301,5 @@ def test_pooling_is_as_told_and_a_transformer_of_python_is_in_no_checkpoint() ->
 
 
 def test_what_else_cannot_be_imported_keeps_its_traceback() -> None:
-    assert errors.early(ImportError("cannot import name 'x' from 'y'"), []) is None
-    assert str(errors.early(ImportError("do: pip install 'z'"), [])) == "do: pip install 'z'"
+    assert faults.early(ImportError("cannot import name 'x' from 'y'"), []) is None
+    assert str(faults.early(ImportError("do: pip install 'z'"), [])) == "do: pip install 'z'"
