@@ -149,7 +149,7 @@ def test_every_encoding_has_its_row() -> None:
 FITS = [
     shlex.split(line, comments=True)[1:]
     for block in blocks("bash", "".join([README, *PAGES]))
-    for line in block.splitlines()
+    for line in block.replace("\\\n", " ").splitlines()
     if line.startswith("mmpos fit --config") and "--print_config" not in line
 ]
 
