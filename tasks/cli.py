@@ -28,7 +28,10 @@ Any setting can be typed: --trainer.max_epochs 3 --model.lr 0.001 --data.image_s
 What is typed wins over config files, and these win over what a checkpoint recorded.
 
   --ckpt_path FILE        go on with a run: weights, optimiser, step, and its settings
+  --ckpt_path last        … with the newest whole checkpoint of the job's runs
   --model.weights FILE    a new run that begins with these weights
+  --config trainer/ddp    on all devices; trainer/fsdp: the model in parts among them
+  --compile true          compile the network;  --tensorboard true: log for TensorBoard too
   --print_config          show the settings of the job and stop
   mmpos fit --help        every option of Lightning's trainer
   mmpos fit --model.help tasks.ImageClassification     the options of a class

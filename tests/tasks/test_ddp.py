@@ -55,7 +55,12 @@ def images(batch_size: int, **encoding) -> tuple:
 
 
 def train(
-    folder: Path, processes: int, make: Callable, steps: int = STEPS
+    folder: Path,
+    processes: int,
+    make: Callable,
+    steps: int = STEPS,
+    callbacks: Sequence[L.Callback] = (),
+    start: Path | None = None,
 ) -> list[tuple[list, dict[str, Tensor], dict]]:
     folder.mkdir(exist_ok=True)
     threads = torch.get_num_threads()
@@ -70,15 +75,15 @@ def train(
         precision="64-true",  # the gradient of a key bias is rounding alone, which Adam magnifies
         max_steps=steps,
         limit_val_batches=1.0,
-        val_check_interval=steps,
+        val_check_interval=min(steps, 10),
         num_sanity_val_steps=0,
-        callbacks=[Record(folder)],
+        callbacks=[Record(folder), *callbacks],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(task, datamodule=data)
+    trainer.fit(task, datamodule=data, ckpt_path=start)
     torch.set_num_threads(threads)
     return [torch.load(folder / f"{rank}.pt") for rank in range(processes)]
 
@@ -108,6 +113,33 @@ def test_so_they_are_for_every_task(name: str, tmp_path: Path) -> None:
 
     one, two = (train(tmp_path / str(n), n, make, steps=20) for n in (1, 2))
     compare(one, two, [key for key in one[0][2] if key.startswith("val/")])
+
+
+class Save(L.Callback):
+    """Saves at a step within an epoch."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        if trainer.global_step == 7:
+            trainer.save_checkpoint(self.path, weights_only=False)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_another_number_of_processes_goes_on(before: int, after: int, tmp_path: Path) -> None:
+    """With the samples that would have come next, to the end that one process comes to."""
+
+    def make(batch_size: int) -> tuple:
+        return JOBS["job"]("algorithm", batch_size, tmp_path)
+
+    ((_, whole, _),) = train(tmp_path / "whole", 1, make, steps=30)  # of 20 in an epoch
+    path = tmp_path / "step.ckpt"
+    train(tmp_path / "before", before, make, steps=30, callbacks=[Save(path)])
+    for losses, weights, _ in train(tmp_path / "after", after, make, steps=30, start=path):
+        assert len(losses) == 23
+        for name, value in whole.items():
+            torch.testing.assert_close(weights[name], value, rtol=1e-5, atol=1e-5)
 
 
 def compare(one: list[tuple], two: list[tuple], metrics: Sequence[str]) -> None:
