@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from os import PathLike
 from typing import Any, Self
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, WeightAveraging
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
@@ -17,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
 from mmpos import __version__
+from tasks.averages import Averages
 from tasks.optim import (
     POSITIONS,
     WarmupCosine,
@@ -27,14 +26,14 @@ from tasks.optim import (
     resize_moments,
 )
 from tasks.resuming import (
-    batch_of_all,
+    Shares,
     finish_epoch,
     open_batches,
     rescale,
     rewind,
     validate_first,
 )
-from tasks.sharding import materialize, shard
+from tasks.sharding import gather, materialize, shard
 from tasks.weights import load_weights
 
 
@@ -91,6 +90,7 @@ class Task(L.LightningModule):
         self.leave_out = leave_out
         self.layer_decay, self.frozen = layer_decay, freeze
         self._resting: list[nn.Module] = []
+        self._of_process: int | None = None
         self.seed: int | None = None
         """Of the noise of steps; by default the process's, or that of a run that is resumed."""
 
@@ -126,7 +126,7 @@ class Task(L.LightningModule):
         """
         validate_first(self.trainer)
         if self.seed is None:
-            self.seed = self._of_process
+            self.seed = self._of_process if self._of_process is not None else torch.initial_seed()
         self._resting = self._at_rest
         for module in self._resting:
             module.eval()
@@ -173,6 +173,17 @@ class Task(L.LightningModule):
                         loss = loss + parameter[:0].sum()
         super().backward(loss, *args, **kwargs)
 
+    def on_validation_epoch_start(self) -> None:
+        """Gather a network that is divided: processes have other numbers of batches now."""
+        gather(self.network, whole=True)
+
+    def on_validation_epoch_end(self) -> None:
+        """Divide it again."""
+        gather(self.network, whole=False)
+
+    on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
+    on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
+
     def changed(self, batch: Any) -> Any:
         """A training batch as callbacks want it; for a subclass to call in its training step."""
         for change in self.batch_changes:
@@ -194,12 +205,15 @@ class Task(L.LightningModule):
         }
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        scheduler.step_update(self.global_step)
+        if isinstance(scheduler, WarmupCosine):
+            scheduler.step_update(self.global_step)
+        else:  # of a callback, such as StochasticWeightAveraging
+            super().lr_scheduler_step(scheduler, metric)
 
     def configure_callbacks(self) -> list[Callback]:
         if self.ema is None or self.trainer.state.fn != TrainerFn.FITTING:
             return []
-        return [_Averages(use_buffers=False, multi_avg_fn=partial(_averaged, self.ema))]
+        return [Averages(self.ema)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Let a resumed run decay weights and rates and freeze as it is told to now, not as it was
@@ -210,13 +224,13 @@ class Task(L.LightningModule):
         samples (`tasks.resuming.rescale`).
         """
         self._start = None
+        if self._trainer is not None and self.trainer.precision == "64-true":
+            self.double()  # before its weights are loaded, which would be rounded
         if self.seed is None:
             self.seed = checkpoint.get("mmpos_noise")
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
-            data = getattr(self.trainer, "datamodule", None)
-            endless = getattr(data, "streaming", False)
             rewind(checkpoint)
-            rescale(checkpoint, batch_of_all(self.trainer), endless=endless)
+            rescale(checkpoint, Shares.of(self.trainer))
             finish_epoch(checkpoint)
         for state in checkpoint.get("optimizer_states", []):
             regroup(state, parameter_groups(self, self.weight_decay, self.layer_decay))
@@ -236,53 +250,5 @@ class Task(L.LightningModule):
                 )
         checkpoint["mmpos_version"] = __version__
         checkpoint["mmpos_noise"] = self.seed
-        checkpoint["mmpos_samples"] = batch_of_all(self.trainer)
+        checkpoint["mmpos_shares"] = Shares.of(self.trainer)._asdict()
         checkpoint["mmpos_open"] = open_batches(self.trainer)
-
-
-class _Averages(WeightAveraging):
-    """Swaps weights and their averages in training alone.
-
-    It stays with the trainer after a fit, which is then to measure what it is told to: Lightning's
-    would load a checkpoint's averages and lay the weights of its last step over them, or swap them
-    with the averages that the fit ended with.
-    """
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """As Lightning's, without its warning of tasks that can be sharded: `shard` refuses it."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "You're using the WeightAveraging callback")
-            super().setup(trainer, pl_module, stage)
-
-    @property
-    def state_key(self) -> str:
-        """That of Lightning's, whose checkpoints are read."""
-        return WeightAveraging.__qualname__
-
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Load the averages, and the weights that go on being trained."""
-        if trainer.state.fn == TrainerFn.FITTING:
-            super().on_load_checkpoint(trainer, pl_module, checkpoint)
-
-    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Validate the averages."""
-        if trainer.state.fn == TrainerFn.FITTING:
-            super().on_validation_epoch_start(trainer, pl_module)
-
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Go on with the weights."""
-        if trainer.state.fn == TrainerFn.FITTING:
-            super().on_validation_epoch_end(trainer, pl_module)
-
-
-@torch.no_grad()
-def _averaged(decay: float, averages: Any, weights: Any, _: Any) -> None:
-    """Move averages towards weights, in the wider of their dtypes; what is frozen stays as it is,
-    which the function of EMAWeightAveraging would round.
-    """
-    for average, weight in zip(averages, weights, strict=True):
-        wide = torch.promote_types(average.dtype, weight.dtype)
-        average.data = average.data.to(wide)
-        average.lerp_(weight.to(wide), 1 - decay)

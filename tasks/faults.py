@@ -10,7 +10,8 @@ from tasks import configs
 from tasks.configs import CommandError, Given
 from tasks.errors import chain
 
-WRITERS = ("tasks.checkpoint_io", "tasks.runs", "lightning.fabric.loggers.csv_logs")
+WRITERS = ("tasks.checkpoint_io", "tasks.sharding", "tasks.runs")
+WRITERS += ("lightning.fabric.loggers.csv_logs",)
 MISTAKES = (ValueError, TypeError, OSError, MisconfigurationException)
 
 

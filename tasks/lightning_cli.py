@@ -241,8 +241,9 @@ class Command(LightningCLI):
 
     def _way_on(self) -> str:
         """The command that goes on from what a fit saved last; "" where there is none."""
-        saved = checkpoints.newest(self.trainer) if self.subcommand == "fit" else ""
-        saved = self.preemption.saved or saved
+        if self.subcommand != "fit":
+            return ""
+        saved = self.preemption.saved or checkpoints.newest(self.trainer)
         ended = self.trainer.fit_loop.done and not self.preemption.saved
         return summary.command("test" if ended else "fit", saved) if saved else ""
 

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.evaluation_loop import RestartStage
 
+from tasks.data.module import DataModule
+
 COUNTS = ("ready", "started", "processed", "completed")
 
 
-def batch_of_all(trainer: Trainer) -> int | None:
-    """Samples of a training batch in all processes together; None for data that does not say."""
-    size = getattr(getattr(trainer, "datamodule", None), "batch_size", None)
-    return size * trainer.world_size if isinstance(size, int) else None
+class Shares(NamedTuple):
+    """How training data is shared out."""
+
+    samples: int | None = None
+    """Of a batch in all processes together; None for data that does not say."""
+    parts: tuple[int, int] | None = None
+    """Processes, and loader processes of each, where a stream is read in parts of theirs."""
+    buckets: int | None = None
+    """Batches that are sorted at a time."""
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> Shares:
+        """Those of a trainer's data."""
+        data = getattr(trainer, "datamodule", None)
+        if not isinstance(data, DataModule):
+            return cls()
+        processes, workers = trainer.world_size, data.num_workers
+        parts = (processes, workers) if getattr(data, "streaming", False) else None
+        return cls(data.batch_size * processes, parts, data.buckets)
 
 
 def open_batches(trainer: Trainer) -> int:
@@ -36,30 +53,47 @@ def rewind(checkpoint: dict[str, Any]) -> None:
             progress["total"][name] -= batches
 
 
-def rescale(checkpoint: dict[str, Any], samples: int | None, *, endless: bool = False) -> None:
-    """Make a stored run's count of batches one of batches of so many ``samples``.
+def rescale(checkpoint: dict[str, Any], now: Shares) -> None:
+    """Make a stored run's count of batches one of batches as they are ``now``.
 
     The order of samples depends on the seed and the epoch alone, so as many samples of the epoch
-    are left as were; ``endless`` is data that goes on from one epoch to the next. The steps of the
-    optimizer stay what they were.
+    are left as were; but for a stream, whose parts go on from one epoch to the next, and buckets,
+    which are sorted by batches. The steps of the optimizer stay what they were.
 
-    Raises: ValueError within an epoch where its samples so far do not make whole batches.
+    Raises: ValueError within an epoch where what is left cannot be told, or its samples so far do
+    not make whole batches.
     """
-    old = checkpoint.get("mmpos_samples")
-    if old is None or samples is None or old == samples or "loops" not in checkpoint:
+    then = Shares(**checkpoint.get("mmpos_shares", {}))
+    old, samples = then.samples, now.samples
+    if old is None or samples is None or "loops" not in checkpoint:
         return
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     ready, total = progress["current"]["ready"], progress["total"]["ready"]
+    if now.parts and then.parts and tuple(then.parts) != now.parts and total:
+        raise ValueError(
+            f"a stream is read in parts, by {then.parts[0]} processes with {then.parts[1]} loader "
+            f"processes each, and now there are {now.parts[0]} with {now.parts[1]}: go on with as "
+            "many"
+        )
+    within = ready and not progress["is_last_batch"]
+    if within and (then.buckets != now.buckets or (now.buckets and old != samples)):
+        raise ValueError(
+            f"the order within an epoch is that of {then.buckets} buckets of {old} samples over "
+            f"all processes, and now there are {now.buckets} of {samples}: keep them, or go on "
+            "from the end of an epoch"
+        )
+    if old == samples:
+        return
     batches, rest = divmod(ready * old, samples)
     if progress["is_last_batch"]:  # no fewer than an epoch has of the new ones
         batches, rest = -(-(ready + 1) * old // samples), 0
-    if rest or (endless and total * old % samples):
-        seen, of = (total * old, "the stream") if endless else (ready * old, "an epoch")
+    if rest or (now.parts and total * old % samples):
+        seen, of = (total * old, "the stream") if now.parts else (ready * old, "an epoch")
         raise ValueError(
             f"the checkpoint was saved {seen} samples into {of}, in batches of {old} over all "
             f"processes, and now there are {samples}: choose --data.batch_size and "
             "--trainer.devices so that they divide these"
-            + ("" if endless else ", or go on from the end of an epoch")
+            + ("" if now.parts else ", or go on from the end of an epoch")
         )
     for name in COUNTS:
         progress["current"][name] += batches - ready
@@ -98,7 +132,8 @@ def validate_first(trainer: Trainer) -> None:
             "end of an epoch"
         )
     every = trainer.val_check_batch
-    due = isinstance(every, int) and seen > 0 and seen % every == 0
+    count = seen if trainer.check_val_every_n_epoch is not None else loop.batch_progress.total.ready
+    due = isinstance(every, int) and seen > 0 and count % every == 0
     if loop.restarted_on_train_batch_end and due and not whole:
         loop.val_loop._restart_stage = RestartStage.RESTARTED_MID_EVALUATION
         loop._batches_that_stepped -= 1  # it is counted again after the validation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -14,6 +15,7 @@ import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -29,7 +31,15 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from mmpos.interop.timm import Backbone
 from mmpos.models import Modalities
 from tasks.optim import POSITIONS
-from tasks.shards import Planner, Reader, consolidated, is_sharded, reading, rest
+from tasks.shards import (
+    Planner,
+    Reader,
+    check_shards,
+    consolidated,
+    is_sharded,
+    reading,
+    rest,
+)
 
 __all__ = ["FullySharded", "consolidated", "is_sharded", "materialize", "shard"]
 
@@ -75,6 +85,19 @@ def shard(task: L.LightningModule) -> None:
     for layer in [*_layers(network), network]:
         materialize(layer, strategy.root_device)
         fully_shard(layer, mesh=mesh["data_parallel"])
+
+
+def gather(network: nn.Module, *, whole: bool) -> None:
+    """Keep a divided network whole in each process, which then need not run it equally often; or
+    divide it again.
+    """
+    for part in network.modules():
+        if isinstance(part, FSDPModule):
+            part.set_reshard_after_forward(not whole, recurse=False)
+            if whole:
+                part.unshard()
+            else:
+                part.reshard()
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
@@ -160,7 +183,12 @@ class FullySharded(ModelParallelStrategy):
         if self.global_rank == 0:
             _remove(part)
         self.barrier()
-        super().save_checkpoint(checkpoint, part, storage_options)
+        try:
+            super().save_checkpoint(checkpoint, part, storage_options)
+        except CheckpointException as error:
+            raise OSError(
+                errno.EIO, f"cannot save the checkpoint {path}: {_reason(error)}"
+            ) from error
         self.barrier()
         if self.global_rank == 0:
             _remove(old)
@@ -182,6 +210,14 @@ class FullySharded(ModelParallelStrategy):
 
     def _load_shards(self, path: Path) -> dict[str, Any]:
         assert self.model is not None
+        fault = ""
+        if self.global_rank == 0:
+            try:
+                check_shards(path)
+            except ValueError as error:
+                fault = str(error)
+        if fault := self.broadcast(fault):
+            raise ValueError(fault)
         content, reader, start = rest(path), Reader(path), "state_dict."
         with reading(path):
             stored = reader.read_metadata().state_dict_metadata.items()
@@ -234,6 +270,12 @@ class FullySharded(ModelParallelStrategy):
                     f"{there.get(name, 'missing')} there and {here.get(name, 'unknown')} here; to "
                     "begin with its weights use --model.weights"
                 )
+
+
+def _reason(error: CheckpointException) -> str:
+    """What went wrong in the first of the processes."""
+    failures = [failure[0] for failure in error.failures.values()]
+    return str(failures[0]).splitlines()[0] if failures else "shards cannot be written"
 
 
 def _remove(folder: Path) -> None:

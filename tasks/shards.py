@@ -7,6 +7,7 @@ here both are read as tensors and plain data, or not at all.
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
@@ -58,6 +59,7 @@ def consolidated(folder: str | PathLike) -> dict[str, Any]:
     folder = Path(folder)
     if not is_sharded(folder):
         raise ValueError(f"{folder} is no folder of shards, which has {' and '.join(_FILES)} in it")
+    check_shards(folder)
     content, reader = rest(folder), Reader(folder)
     state: dict[str, Any] = {}
     with reading(folder):
@@ -72,14 +74,18 @@ def consolidated(folder: str | PathLike) -> dict[str, Any]:
 
 
 def check_shards(folder: str | PathLike) -> None:
-    """Raises ValueError where files of the shards are missing or cut."""
+    """Raises ValueError where files of the shards are missing, cut, or not what was written."""
     reader = Reader(folder)
     with reading(Path(folder)):
-        described = reader.read_metadata().storage_data.values()
-        for stored in described:
+        for stored in reader.read_metadata().storage_data.values():
             file = Path(folder) / stored.relative_path
-            if file.stat().st_size < stored.offset + stored.length:
+            with file.open("rb") as content:
+                content.seek(stored.offset)
+                item = content.read(stored.length)
+            if len(item) < stored.length:
                 raise EOFError(f"{file} is cut")
+            if zipfile.ZipFile(BytesIO(item)).testzip() is not None:
+                raise ValueError(f"{file} is not what was written")
 
 
 def rest(folder: Path) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class LanguageModel(Task):
             vocabulary, causal(transformer, context, extension), tied
         )
         with torch.device("cpu"):  # whatever the weights are made on
-            self.metrics = nn.ModuleDict({stage: _new_metrics() for stage in ("val", "test")})
+            self.metrics = nn.ModuleDict({stage: _metrics() for stage in ("val", "test")})
             self.exact_match = ExactMatch()
         self._told = False
         self._mean = MeanOfStep()
@@ -192,9 +192,11 @@ class LanguageModel(Task):
         return {"prompt": list(batch["prompt"]), "text": text}
 
     def on_validation_epoch_end(self) -> None:
+        super().on_validation_epoch_end()
         self._log_exact_match("val")
 
     def on_test_epoch_end(self) -> None:
+        super().on_test_epoch_end()
         self._log_exact_match("test")
 
     def _log_exact_match(self, stage: str) -> None:
@@ -295,6 +297,5 @@ class LanguageModel(Task):
         return any(m.needs_length for m in self.modules() if isinstance(m, RotaryEncoding))
 
 
-def _new_metrics() -> nn.ModuleDict:
-    kinds = {"loss": Ratio(), "perplexity": Perplexity(), "bits_per_byte": Ratio()}
-    return nn.ModuleDict(kinds)
+def _metrics() -> nn.ModuleDict:
+    return nn.ModuleDict({"loss": Ratio(), "perplexity": Perplexity(), "bits_per_byte": Ratio()})

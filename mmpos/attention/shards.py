@@ -162,6 +162,8 @@ class SequenceShards:
             "index": _kind(index, -1),
             "training": training,
             "lengths of index": index is None or len(index) == own,
+            "lengths of mask": mask is None or mask.shape[-1] == x.shape[1],
+            "lengths of segments": segments is None or segments.shape[-1] == x.shape[1],
         }
         seed = int(torch.randint(2**63 - 1, ())) if training else 0
         seen = self._exchange(device, own, given, seed)
@@ -170,6 +172,12 @@ class SequenceShards:
             index = torch.arange(own, device=device) + sum(tokens[: self.rank])
         elif len(index) != own:
             raise ValueError(f"index is for {len(index)} tokens, the process has {own}")
+        for name, part in (("mask", mask), ("segments", segments)):
+            if part is not None and part.shape[-1] != x.shape[1]:
+                raise ValueError(
+                    f"{name} is for {part.shape[-1]} tokens, the process has {x.shape[1]}: cut it "
+                    "as the tokens are"
+                )
         lengths = (tokens[0] + prefix, *tokens[1:])
         skipped = prefix if self.rank else 0
 

@@ -293,6 +293,9 @@ def refusals():
         "about extent": {"extent": (700 + first,)},
         "about length": {"length": 11 + first},
         "about index": {"shards": SequenceShards(index=places) if first else shards},
+        "mask is for 11 tokens": {"mask": torch.ones(2, 11, dtype=torch.bool)},
+        "segments is for 11 tokens": {"segments": torch.zeros(11, dtype=torch.long)},
+        "about lengths of mask": {"mask": torch.ones(2, 11 if first else len(places)).bool()},
         "about lengths of index": {"shards": SequenceShards(index=places[int(first) :])},
         "about training": {},
         "each place from 0 to 10 once": {"shards": SequenceShards(index=places * 0)},
@@ -335,7 +338,7 @@ def communication():
         sent.clear()
         model = nano(kv_heads=1, **slot)
         out = model(x[:, own], positions[own], shards=SequenceShards())
-        forward = [("all_gather", 8 * 12), ("all_gather", 8 * longest)]
+        forward = [("all_gather", 8 * 14), ("all_gather", 8 * longest)]
         assert sent == [*forward, *[("all_gather", layer)] * 2], sent
         sent.clear()
         out.sum().backward()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
 JOBS = runpy.run_path(str(Path(__file__).with_name("small_jobs.py")))
 job: Callable = JOBS["job"]
 TRAINER = ("accumulate_grad_batches", "callbacks", "limit_val_batches", "max_epochs")
-TRAINER += ("val_check_interval", "check_val_every_n_epoch", "overfit_batches")
+TRAINER += ("val_check_interval", "check_val_every_n_epoch", "overfit_batches", "precision")
 EPOCHS, STEPS = 2, 5  # of 32 samples, of 160 an epoch
 
 
@@ -121,6 +121,8 @@ def test_another_number_of_samples_in_a_batch_goes_on_with_those_that_were_left(
         {"val_check_interval": 0.4},
         {"check_val_every_n_epoch": 2},
         {"accumulate_grad_batches": 2},
+        {"precision": "64-true"},
+        {"precision": "bf16-mixed"},
     ],
     ids=str,
 )
@@ -172,15 +174,19 @@ class Validated(Callback):
         self.steps.append(trainer.global_step)
 
 
-@pytest.mark.parametrize("interval", [1.0, 0.4])
+@pytest.mark.parametrize("interval", [1.0, 0.4, 4])
 def test_a_validation_that_was_due_is_not_left_out(interval: float, tmp_path: Path) -> None:
-    """So that stopping early and the best checkpoint are what they would have been."""
+    """So that stopping early and the best checkpoint are what they would have been. Four batches
+    are counted over epochs.
+    """
     whole = Validated()
-    fit("image", tmp_path, callbacks=[whole], val_check_interval=interval)
+    often = {"val_check_interval": interval}
+    often |= {"check_val_every_n_epoch": None} if interval == 4 else {}
+    fit("image", tmp_path, callbacks=[whole], **often)
     for step in range(1, 2 * STEPS):
         start = str(tmp_path / "run" / f"step{step}.ckpt")
         again = Validated()
-        fit("image", tmp_path, start, callbacks=[again], val_check_interval=interval)
+        fit("image", tmp_path, start, callbacks=[again], **often)
         assert again.steps == [each for each in whole.steps if each >= step], step
 
 
@@ -189,3 +195,14 @@ def test_overfitting_cannot_be_resumed_within_an_epoch(tmp_path: Path) -> None:
     fit("image", tmp_path, overfit_batches=4)
     with pytest.raises(ValueError, match="overfit_batches cannot go on within an epoch"):
         fit("image", tmp_path, str(tmp_path / "run" / "step2.ckpt"), overfit_batches=4)
+
+
+@pytest.mark.parametrize("kind", ["LearningRateFinder", "StochasticWeightAveraging"])
+@pytest.mark.filterwarnings("ignore")
+def test_callbacks_that_train_in_other_ways(kind: str, tmp_path: Path) -> None:
+    options = (
+        {"swa_lrs": 1e-2} if kind == "StochasticWeightAveraging" else {"num_training_steps": 3}
+    )
+    callback = getattr(L.pytorch.callbacks, kind)(**options)
+    trainer, _, _ = fit("image", tmp_path, callbacks=[callback])
+    assert trainer.global_step == EPOCHS * STEPS

@@ -17,7 +17,7 @@ from tasks import ImageClassification, cli, runs
 from tasks.checkpoint_io import CheckpointIO
 from tasks.configs import CommandError, Given
 from tasks.data import Images
-from tasks.resuming import batch_of_all, rescale
+from tasks.resuming import Shares, rescale
 
 IMAGE = ["fit", "--config", "image", "--data.image_size=16", "--data.patch_size=8"]
 IMAGE += ["--data.train_samples=200", "--data.batch_size=50", "--model.transformer.depth=1"]
@@ -242,7 +242,7 @@ def test_counts_of_a_run_in_other_batches() -> None:
         counts = {part: dict.fromkeys(names, ready + more) for part, more in PARTS.items()}
         progress = {**counts, "is_last_batch": last}
         loops = {"fit_loop": {"epoch_loop.batch_progress": progress}}
-        return {"mmpos_samples": 48, "loops": loops}
+        return {"mmpos_shares": Shares(48)._asdict(), "loops": loops}
 
     PARTS = {"current": 0, "total": 5}
     for ready, last, samples, expected in [
@@ -253,14 +253,46 @@ def test_counts_of_a_run_in_other_batches() -> None:
         (2, False, None, 2),
     ]:
         stored = checkpoint(ready, last)
-        rescale(stored, samples)
+        rescale(stored, Shares(samples))
         progress = stored["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         assert set(progress["current"].values()) == {expected}
         total = (2 + PARTS["total"]) * 48 // (samples or 48)
         assert set(progress["total"].values()) == {total}
     stored = checkpoint(3, True)  # of 144 to 191 samples an epoch: none is left in any batches
-    rescale(stored, 16)
+    rescale(stored, Shares(16))
     progress = stored["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     assert progress["current"]["ready"] >= 191 // 16
-    trainer = SimpleNamespace(datamodule=SimpleNamespace(batch_size=6), world_size=4)
-    assert batch_of_all(cast("L.Trainer", trainer)) == 24
+    data = Images(batch_size=6)
+    trainer = SimpleNamespace(datamodule=data, world_size=4)
+    assert Shares.of(cast("L.Trainer", trainer)) == (24, None, None)
+    trainer.datamodule = SimpleNamespace(batch_size=6)  # of a user's own
+    assert Shares.of(cast("L.Trainer", trainer)) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "why"),
+    [
+        (Shares(32, None, 4), Shares(16, None, 4), "4 buckets of 32 .* now there are 4 of 16"),
+        (Shares(32, None, None), Shares(32, None, 4), "None buckets of 32 .* 4 of 32"),
+        (
+            Shares(8, (2, 1)),
+            Shares(8, (1, 1)),
+            "2 processes with 1 loader .* now there are 1 with 1",
+        ),
+        (Shares(8, (1, 0)), Shares(8, (1, 2)), "1 processes with 0 loader .* 1 with 2"),
+        (
+            Shares(8, (1, 0)),
+            Shares(10, (1, 0)),
+            "saved 24 samples into the stream, in batches of 8",
+        ),
+    ],
+)
+def test_orders_that_nothing_goes_on_with(then: Shares, now: Shares, why: str) -> None:
+    counts = dict.fromkeys(("ready", "started", "processed", "completed"), 3)
+    progress = {"current": counts, "total": dict(counts), "is_last_batch": False}
+    loops = {"fit_loop": {"epoch_loop.batch_progress": progress}}
+    stored = {"mmpos_shares": then._asdict(), "loops": loops}
+    with pytest.raises(ValueError, match=why):
+        rescale(stored, now)
+    rescale({**stored, "mmpos_shares": now._asdict()}, now)
+    assert set(counts.values()) == {3}

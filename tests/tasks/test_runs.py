@@ -68,5 +68,7 @@ def test_predictions_that_cannot_be_written_fail_before_the_model_is_loaded(run,
     assert run.fails(*job, "photos") == (1, "predictions go to a file, photos is a folder")
     line = "predictions cannot be written to file/new.csv"
     assert run.fails(*job, "file/new.csv") == (1, line)
-    failing = run.fails(*job, "new/deep/file.csv", "--data.fails=reading")
+    failing = run.fails(
+        *job, "new/deep/file.csv", "--data.fails=reading", "--trainer.max_epochs=null"
+    )
     assert failing == (1, "5.png cannot be read") and not (here / "new").exists()

@@ -26,6 +26,7 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import FSDPModule
+from torch.utils.data import Dataset
 
 import mmpos
 from mmpos.models import Modalities, PatchEmbedding, SwiGLU, Symbols, Transformer, TubeletEmbedding
@@ -33,6 +34,7 @@ from tasks import ImageClassification, LanguageModel, cli
 from tasks.data import Images
 from tasks.decoder import Decoder
 from tasks.sharding import FullySharded, consolidated, is_sharded, materialize
+from tasks.shards import Reader, check_shards
 from tasks.weights import load_weights
 
 STEPS, CLIP = 10, 0.3
@@ -70,6 +72,27 @@ def whole(tensor: Any) -> torch.Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+class Nine(Dataset):
+    """The first nine samples."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self.data.__getitems__(indices)
+
+
+class Odd(Images):
+    """Evaluates on so many that processes have other numbers of batches."""
+
+    def samples(self, split: str) -> Any:
+        data = super().samples(split)
+        return data if split == "train" else Nine(data)
+
+
 def train(
     folder: Path,
     name: str,
@@ -82,11 +105,13 @@ def train(
     precision: Any = "32-true",
     seed: int = 0,
     tested: bool = False,
+    odd: bool = False,
     **options: Any,
 ) -> None:
     """One process of a run, in which rank 0 writes what it found."""
     L.seed_everything(seed, verbose=False)
-    data = Images(image_size=(16, 24), patch_size=8, batch_size=8 // processes, train_samples=400)
+    sizes = {"image_size": (16, 24), "patch_size": 8, "batch_size": 8 // processes}
+    data = (Odd if odd else Images)(train_samples=400, **sizes)
     with torch.device(device):
         task = ImageClassification(
             data.classes,
@@ -107,7 +132,8 @@ def train(
         strategy="auto" if strategy is None else strategy(),
         precision=precision,
         max_steps=STEPS,
-        limit_val_batches=0,
+        limit_val_batches=1.0 if odd else 0,
+        val_check_interval=4,
         gradient_clip_val=CLIP,
         callbacks=[record, saving],
         logger=False,
@@ -163,6 +189,8 @@ def all_jobs(folder: Path) -> None:
         run(f"one {encoding}", 1, encoding=encoding, tested=encoding == FIRST)
         two = {"strategy": FullySharded, "tested": encoding == FIRST}
         run(f"two {encoding}", 2, encoding=encoding, **two)
+    run("one odd", 1, odd=True, tested=True)
+    run("two odd", 2, odd=True, tested=True, strategy=FullySharded)
     half = folder / f"two {LAST}" / f"step={STEPS // 2}.ckpt"
     again = partial(run, encoding=LAST, resume=half, seed=1)
     again("on two", 2, strategy=FullySharded)
@@ -250,6 +278,13 @@ def test_two_processes_are_one_with_twice_the_batch(runs, encoding) -> None:
         assert ours == pytest.approx(theirs, rel=1e-5)
 
 
+def test_processes_may_evaluate_other_numbers_of_batches(runs) -> None:
+    one, two = found(runs, "one odd"), found(runs, "two odd")
+    assert_same(one, two, 1e-5)
+    for name, value in one["metrics"][0].items():
+        assert two["metrics"][0][name] == pytest.approx(value, abs=1e-5), name
+
+
 def test_the_norm_that_is_clipped_is_of_the_whole(runs) -> None:
     for name in (f"one {FIRST}", f"two {FIRST}", "bf16"):
         assert found(runs, name)["norms"] == pytest.approx([CLIP] * STEPS, rel=1e-4)
@@ -333,6 +368,23 @@ def test_nothing_in_a_folder_of_shards_is_executed(where, tmp_path) -> None:
         with suppress(Exception, CheckpointException):
             _load_distributed_checkpoint(folder)
         assert mark.exists(), "what torch reads is executed"
+
+
+def test_a_flipped_bit_in_a_shard_is_seen(runs, tmp_path) -> None:
+    folder = tmp_path / "last.ckpt"
+    shutil.copytree(runs / f"two {LAST}" / f"step={STEPS // 2}.ckpt", folder)
+    check_shards(folder)
+    (shard, *_) = folder.glob("*.distcp")
+    content = bytearray(shard.read_bytes())
+    described = Reader(folder).read_metadata().storage_data.values()
+    last = max(
+        (each for each in described if each.relative_path == shard.name), key=lambda e: e.length
+    )
+    content[last.offset + last.length // 2] ^= 1
+    shard.write_bytes(content)
+    for read in (check_shards, consolidated):
+        with pytest.raises(ValueError, match=r"cannot read the shards .* or a damaged one"):
+            read(folder)
 
 
 def test_what_is_no_folder_of_shards(tmp_path) -> None:
