@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
@@ -151,14 +151,22 @@ class Task(L.LightningModule):
         """Compute gradients, of 0 for what a step does not use of the encodings, so that it takes
         part in all processes (`DistributedDataParallel` would wait for it).
 
-        Raises: FloatingPointError for a loss that is not finite in one of the processes, before it
-        reaches the weights; looked for in each step on the CPU, elsewhere as often as the trainer
-        logs, since looking costs a wait.
+        Raises: FloatingPointError for a loss that is not finite in one of the processes, before its
+        gradients reach the weights; looked for in each step on the CPU, elsewhere as often as the
+        trainer logs, since looking costs a wait.
         """
+        for part in self.network.modules():
+            if isinstance(part, POSITIONS):
+                for parameter in part.parameters():
+                    if parameter.requires_grad and not isinstance(parameter, DTensor):
+                        loss = loss + parameter[:0].sum()
+        super().backward(loss, *args, **kwargs)
         log_every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         every = 1 if self.device.type == "cpu" else max(1, log_every)
         if self.trainer.global_step % every == 0:
-            total = self.trainer.strategy.reduce(loss.detach().clone(), reduce_op="sum")
+            total = loss.detach().clone()
+            if self.trainer.world_size > 1:
+                distributed.all_reduce(total)
             if not torch.isfinite(total):
                 raise FloatingPointError(
                     f"the loss is {float(total)} in step {self.trainer.global_step} of epoch "
@@ -166,12 +174,6 @@ class Task(L.LightningModule):
                     "(--trainer.gradient_clip_val 1), or look where it begins "
                     "(--trainer.detect_anomaly true)"
                 )
-        for part in self.network.modules():
-            if isinstance(part, POSITIONS):
-                for parameter in part.parameters():
-                    if parameter.requires_grad and not isinstance(parameter, DTensor):
-                        loss = loss + parameter[:0].sum()
-        super().backward(loss, *args, **kwargs)
 
     def on_validation_epoch_start(self) -> None:
         """Gather a network that is divided: processes have other numbers of batches now."""
@@ -183,6 +185,15 @@ class Task(L.LightningModule):
 
     on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
+
+    def log_loss(self, loss: Tensor) -> None:
+        """Log ``train/loss``: the mean of all processes when the trainer writes it down; in between
+        it is only shown, and the own one, since for the mean they wait for one another.
+        """
+        loss = loss.detach().clone()
+        if self.trainer._logger_connector.should_update_logs:
+            loss = self.trainer.strategy.reduce(loss, reduce_op="mean")
+        self.log("train/loss", loss, prog_bar=True, batch_size=1)
 
     def changed(self, batch: Any) -> Any:
         """A training batch as callbacks want it; for a subclass to call in its training step."""

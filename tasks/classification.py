@@ -114,7 +114,7 @@ class Classification(Task):
         inputs, labels = self.changed(batch)
         inputs, targets = self.for_training(inputs, self._labels(labels, batch_idx))
         loss = self._loss(self._logits(inputs), targets, self.label_smoothing)
-        self.log("train/loss", loss, prog_bar=True, sync_dist=True)
+        self.log_loss(loss)
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:

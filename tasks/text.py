@@ -166,7 +166,7 @@ class LanguageModel(Task):
         nats, count, _ = self._nats(batch, self._logits(batch, batch_idx))
         count = self.trainer.strategy.reduce(count.float(), reduce_op="mean")
         loss = (nats / count.clamp_min(1)).detach()
-        self.log("train/loss", loss, prog_bar=True, sync_dist=True, batch_size=1)
+        self.log_loss(loss)
         return self._mean(nats, count)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
