@@ -191,7 +191,7 @@ class Task(L.LightningModule):
         it is only shown, and the own one, since for the mean they wait for one another.
         """
         loss = loss.detach().clone()
-        if self.trainer._logger_connector.should_update_logs:
+        if self._trainer is not None and self.trainer._logger_connector.should_update_logs:
             loss = self.trainer.strategy.reduce(loss, reduce_op="mean")
         self.log("train/loss", loss, prog_bar=True, batch_size=1)
 
@@ -241,8 +241,10 @@ class Task(L.LightningModule):
             self.seed = checkpoint.get("mmpos_noise")
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
             rewind(checkpoint)
-            rescale(checkpoint, Shares.of(self.trainer))
-            finish_epoch(checkpoint)
+            shares = Shares.of(self.trainer)
+            rescale(checkpoint, shares)
+            if shares.samples is not None:  # loaders that end where a resumed epoch does
+                finish_epoch(checkpoint)
         for state in checkpoint.get("optimizer_states", []):
             regroup(state, parameter_groups(self, self.weight_decay, self.layer_decay))
             resize_moments(self, state, checkpoint.get("state_dict", {}))

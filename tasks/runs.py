@@ -152,9 +152,9 @@ def _folders(given: list[Given]) -> list[Path]:
     root = Path(setting.value if setting and setting.value != "null" else ".")
     logger = _logger(given)
     if logger is None:
-        folders = [Path("runs"), root / "lightning_logs", root / "checkpoints"]
-        if not any(each.path.startswith("trainer") for each in given):
-            folders = folders[:1]
+        folders = [root / "lightning_logs", root / "checkpoints"]
+        if setting is None and not any(each.path == "model" for each in given):  # no job
+            folders = [Path("runs")]
     elif not logger:
         folders = [root / "checkpoints"]
     else:

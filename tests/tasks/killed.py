@@ -102,6 +102,7 @@ def child(folder: Path, start: str | None, way: random.Random | None) -> int:
 
 def main(root: Path) -> None:
     torch.set_num_threads(1)
+    os.chdir(root.parent)  # where no other runs lie
     alone, run = root / "alone", root / "run"
     for folder in (alone, run):
         folder.mkdir(parents=True)
@@ -109,7 +110,7 @@ def main(root: Path) -> None:
     way, kills, halves, told = random.Random(0), 0, 0, []
     while True:
         try:
-            start = runs.last([Given("trainer.default_root_dir", str(run), "")], told.append)
+            start = runs.last([Given("trainer.callbacks.dirpath", str(run), "")], told.append)
         except CommandError:
             start = None
         ended = child(run, start, way if kills < KILLS else None)
