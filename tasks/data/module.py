@@ -1,5 +1,8 @@
 """What all data modules share: loaders in which processes see what one process would."""
 
+import atexit
+import multiprocessing
+import os
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sized
@@ -33,10 +36,27 @@ class Loader(DataLoader):
 
 def deaf(worker: int) -> None:
     """Leaves signals that a whole group of processes is sent to the trainer, which ends its loader
-    processes itself when all is saved.
+    processes itself when all is saved. A hangup ends one.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, lambda *_: os._exit(0))
+
+
+def _end_loaders() -> None:
+    """Ends daemonic processes that are left at exit: a loader that somebody still holds is `deaf`
+    to what `multiprocessing` ends them by, and would be waited for without end.
+    """
+    left = [process for process in multiprocessing.active_children() if process.daemon]
+    for process in left:
+        process.terminate()
+    for process in left:
+        process.join(timeout=1)
+        if process.is_alive() and process.pid is not None:
+            os.kill(process.pid, signal.SIGHUP)
+
+
+atexit.register(_end_loaders)
 
 
 class DataModule(L.LightningDataModule, ABC):

@@ -4,6 +4,8 @@ import json
 import os
 import runpy
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,31 @@ def test_loader_processes_leave_signals_to_the_trainer(at, capsys) -> None:
     job = [*IMAGE, "--data.num_workers=2", *at("on_before_zero_grad", all_of_them)]
     assert cli.main(job) == 143
     assert "stopped by SIGTERM" in told(capsys) and steps() == 1
+
+
+HELD = """
+import torch
+from tasks.data.module import Loader, deaf
+
+class Broken(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        raise ValueError("broken")
+
+try:
+    list(Loader(Broken(), num_workers=2, worker_init_fn=deaf))
+except ValueError as error:
+    kept = error
+"""
+
+
+def test_a_loader_that_somebody_holds_does_not_keep_a_process_from_ending() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", HELD], timeout=120, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
