@@ -16,6 +16,7 @@ from .bias import ALiBi as ALiBi
 from .bias import AttentionBias as AttentionBias
 from .bias import ClippedRelativeBias as ClippedRelativeBias
 from .bias import ContentBias as ContentBias
+from .bias import DisentangledBias as DisentangledBias
 from .bias import FIREBias as FIREBias
 from .bias import KerpleBias as KerpleBias
 from .bias import LogCPB as LogCPB

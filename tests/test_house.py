@@ -23,13 +23,14 @@ LAYERS = [
     {"interop", "evaluation", "checks"},
 ]
 OUTSIDE = {"torch", "einops", "jaxtyping", "numpy", "lazy_loader"}
-FOREIGN = {"interop": {"timm", "safetensors"}}  # whose models and files are read there
+FOREIGN = {"interop": {"timm", "safetensors", "transformers"}}  # their models and files
 PUBLIC = [
     "ALiBi",
     "AdditiveEncoding",
     "AttentionBias",
     "ClippedRelativeBias",
     "ContentBias",
+    "DisentangledBias",
     "FIREBias",
     "FactorizedEncoding",
     "FourierEncoding",

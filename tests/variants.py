@@ -88,4 +88,17 @@ ARGUMENTS: dict[str, list[dict]] = {
         {"head_dim": 16, "std": 0.2},
         {"head_dim": 16, "std": 0.2, "dim": 24, "base": 100.0, "layout": "interleaved"},
     ],
+    "DisentangledBias": [
+        {"head_dim": 16, "std": 0.3, "span": 24},
+        {
+            "head_dim": 16,
+            "std": 0.3,
+            "span": 8,
+            "max_distance": 40,
+            "dim": 20,
+            "norm_eps": 1e-7,
+            "constants": (True, True),
+        },
+        {"head_dim": 16, "std": 0.3, "span": 24, "parts": ("p2c",)},
+    ],
 }

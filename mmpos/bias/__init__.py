@@ -4,6 +4,7 @@ from mmpos.bias.alibi import ALiBi
 from mmpos.bias.base import AttentionBias, BiasBlocks
 from mmpos.bias.clipped import ClippedRelativeBias
 from mmpos.bias.content import ContentBias, ContentTerms
+from mmpos.bias.disentangled import DisentangledBias
 from mmpos.bias.fire import FIREBias
 from mmpos.bias.kerple import KerpleBias
 from mmpos.bias.log_cpb import LogCPB
@@ -19,6 +20,7 @@ __all__ = [
     "ClippedRelativeBias",
     "ContentBias",
     "ContentTerms",
+    "DisentangledBias",
     "FIREBias",
     "KerpleBias",
     "LogCPB",

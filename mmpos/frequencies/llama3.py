@@ -23,7 +23,8 @@ class Llama3(Extension):
     Args:
         factor: how much slower the slow pairs turn.
         original_length: tokens in training.
-        low_frequency_factor, high_frequency_factor: turns at the ends of the blend.
+        low_frequency_factor, high_frequency_factor: turns at the ends of the blend; the same
+            number for a step without one (Llama 4).
 
     Raises: ValueError for a factor below 1, an original length not above 0, or turns out of order.
 
@@ -40,9 +41,9 @@ class Llama3(Extension):
     def __post_init__(self) -> None:
         check_factor(self, self.factor)
         check_original(self.original_length)
-        if not 0 < self.low_frequency_factor < self.high_frequency_factor < math.inf:
+        if not 0 < self.low_frequency_factor <= self.high_frequency_factor < math.inf:
             raise ValueError(
-                "expected 0 < low_frequency_factor < high_frequency_factor, "
+                "expected 0 < low_frequency_factor <= high_frequency_factor, "
                 f"got {self.low_frequency_factor} and {self.high_frequency_factor}"
             )
 
@@ -55,5 +56,7 @@ class Llama3(Extension):
     ) -> Float[Tensor, "*#batch pairs"]:
         turns = self.original_length / (2 * math.pi) * frequencies
         low, high = self.low_frequency_factor, self.high_frequency_factor
-        kept = ((turns - low) / (high - low)).clamp(0, 1)
+        kept = (
+            ((turns - low) / (high - low)).clamp(0, 1) if low < high else (turns >= low).to(turns)
+        )
         return frequencies * (kept + (1 - kept) / self.factor)

@@ -22,7 +22,11 @@ class Learned(nn.Module):
         super().__init__()
         self.kind, self.masked = kind, masked
         self.table = nn.Parameter(torch.randn(HEADS, 200))
-        content = {"shaw": mmpos.bias.ShawBias, "xl": mmpos.bias.TransformerXLBias}.get(kind)
+        content = {
+            "shaw": mmpos.bias.ShawBias,
+            "xl": mmpos.bias.TransformerXLBias,
+            "deberta": mmpos.bias.DisentangledBias,
+        }.get(kind)
         self.content = content(HEADS, head_dim=8, std=0.5) if content else None
         self.qkv = nn.Linear(24, 72)
 
@@ -44,7 +48,7 @@ class Learned(nn.Module):
         return mmpos.attend(q, k, v, bias=bias, key_bias=keys, causal=True, mask=mask)
 
 
-KINDS = ("dense", "blocks", "keys", "shaw", "xl")
+KINDS = ("dense", "blocks", "keys", "shaw", "xl", "deberta")
 
 
 @pytest.fixture(params=KINDS)

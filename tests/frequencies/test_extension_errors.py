@@ -56,8 +56,8 @@ def test_lengths_in_training_that_are_none(cls, length):
             "two numbers of 0 or more.*got 1 and -1",
         ),
         (
-            lambda: Llama3(factor=2, original_length=9, low_frequency_factor=4),
-            "low_frequency_factor < high_frequency_factor, got 4 and 4.0",
+            lambda: Llama3(factor=2, original_length=9, low_frequency_factor=5),
+            "low_frequency_factor <= high_frequency_factor, got 5 and 4.0",
         ),
         (lambda: Proportional(fraction=0), "fraction must be above 0, and 1 at most, got 0"),
         (lambda: Proportional(fraction=1.5), "fraction must be above 0, and 1 at most, got 1.5"),
