@@ -12,6 +12,7 @@ from tasks import cli
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TRANSFORMERS = (ROOT / "docs" / "transformers.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "timm.md").read_text(encoding="utf-8")
 SEQUENCES = (ROOT / "docs" / "sequences.md").read_text(encoding="utf-8")
 AUDIO = (ROOT / "docs" / "audio.md").read_text(encoding="utf-8")
@@ -19,7 +20,7 @@ TEXT = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
 VIDEO = (ROOT / "docs" / "video.md").read_text(encoding="utf-8")
 MULTIMODAL = (ROOT / "docs" / "multimodal.md").read_text(encoding="utf-8")
 SCALING = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
-PAGES = (GUIDE, SEQUENCES, TEXT, AUDIO, VIDEO, MULTIMODAL, SCALING)
+PAGES = (GUIDE, TRANSFORMERS, SEQUENCES, TEXT, AUDIO, VIDEO, MULTIMODAL, SCALING)
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -54,6 +55,18 @@ def test_the_guide_to_timm_runs(capsys: pytest.CaptureFixture) -> None:
     assert "grid 14 × 14" in said and "RotaryEncoding (mmpos.rotary)" in said
     model = names["model"]
     assert tuple(model.pos_embed.shape) == (1, 1 + 20 * 15, 192)
+
+
+def test_the_guide_to_transformers_runs(capsys: pytest.CaptureFixture) -> None:
+    models, plans = blocks("python", TRANSFORMERS)
+    names: dict = {}
+    exec(models, names)
+    said = capsys.readouterr().out
+    assert "type: default and llama3" in said and "factor: none and 8" in said
+    assert names["entries"]["rope_parameters"]["rope_type"] == "yarn"
+    assert (names["model"](names["tokens"]).logits - names["logits"]).abs().max() == 0
+    exec(plans, names)
+    assert "no rotation" in capsys.readouterr().out
 
 
 def test_the_example_of_sequences_writes_what_its_command_reads(

@@ -150,7 +150,11 @@ def _hunyuan_vl(config: Any) -> Encodings:
     if not isinstance(plain.extension, NTKAware | None):
         raise ValueError(f"hunyuan_vl_text with {plain.extension} is no scheme that is known")
     rotary = XDRoPE(
-        plain.head_dim, len(sections), sections=sections, base=float(given["rope_theta"]), extension=plain.extension
+        plain.head_dim,
+        len(sections),
+        sections=sections,
+        base=float(given["rope_theta"]),
+        extension=plain.extension,
     )
     return Encodings(config.model_type, "", config.num_hidden_layers, rotary=rotary)
 
