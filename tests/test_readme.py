@@ -58,13 +58,17 @@ def test_the_guide_to_timm_runs(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_the_guide_to_transformers_runs(capsys: pytest.CaptureFixture) -> None:
-    models, plans = blocks("python", TRANSFORMERS)
+    models, sizes, plans = blocks("python", TRANSFORMERS)
     names: dict = {}
     exec(models, names)
     said = capsys.readouterr().out
     assert "type: default and llama3" in said and "factor: none and 8" in said
     assert names["entries"]["rope_parameters"]["rope_type"] == "yarn"
     assert (names["model"](names["tokens"]).logits - names["logits"]).abs().max() == 0
+    exec(sizes, names)
+    assert "'max_position_embeddings': 16384" in capsys.readouterr().out
+    table = names["bert"].embeddings.position_embeddings.weight
+    assert (names["longer"].embeddings.position_embeddings.weight[:512] - table).abs().max() == 0
     exec(plans, names)
     assert "no rotation" in capsys.readouterr().out
 

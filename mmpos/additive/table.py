@@ -93,7 +93,9 @@ class TableEncoding(AdditiveEncoding):
     def resize(self, grid: Sequence[int]) -> None:
         """Take the tables to another grid in place: the parameters stay the same objects.
 
-        An optimizer that has stepped holds moments of the old shape and must be made anew.
+        ``grid`` is a size for each axis, ``(1024,)`` for a sequence; ``resampling`` says what the
+        new rows are. An optimizer that has stepped holds moments of the old shape and must be made
+        anew.
         """
         for name, table in self._on(grid).items():
             self.tables[name].data = table.detach()
@@ -127,6 +129,8 @@ class TableEncoding(AdditiveEncoding):
 
     def _on(self, grid: Sequence[int]) -> dict[str, Tensor]:
         """The tables, resized to ``grid``."""
+        if isinstance(grid, int):
+            raise TypeError(f"a grid is a size for each axis, ({grid},) for a sequence, got {grid}")
         if len(grid) != len(self.grid):
             raise ValueError(
                 f"a grid of {_times(self.grid)} cannot become one of {_times(grid)}: other axes"

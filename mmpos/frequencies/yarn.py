@@ -59,9 +59,9 @@ class YaRN(Extension):
     def __post_init__(self) -> None:
         check_factor(self, self.factor)
         check_original(self.original_length)
-        if not 0 < self.beta_slow < self.beta_fast < math.inf:
+        if not 0 < self.beta_slow <= self.beta_fast < math.inf:
             raise ValueError(
-                "expected 0 < beta_slow < beta_fast, "
+                "expected 0 < beta_slow <= beta_fast, "
                 f"got beta_slow={self.beta_slow} and beta_fast={self.beta_fast}"
             )
         if self.attention_factor is not None and not 0 < self.attention_factor < math.inf:

@@ -120,8 +120,10 @@ def test_configurations_without_a_plan():
         channel_plan(_named("qwen2_vl_visio"))
     with pytest.raises(ValueError, match="siglip_vision_model has a table, and rotates nothing"):
         channel_plan(AutoConfig.for_model("gemma3"))
-    with pytest.raises(TypeError, match="a configuration of transformers is needed, got dict"):
+    with pytest.raises(ValueError, match="names its model_type"):
         channel_plan({})
+    with pytest.raises(TypeError, match="got int"):
+        channel_plan(3)
     own = transformers.PixtralVisionConfig(hidden_size=96, num_attention_heads=3)
     own.rope_parameters = {"rope_type": "yarn", "rope_theta": 1e4}
     with pytest.raises(ValueError, match="pixtral has rope_type 'yarn'"):

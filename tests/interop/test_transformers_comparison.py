@@ -132,7 +132,7 @@ def test_frequencies_of_weights():
 def test_sizes_of_weights():
     heads = {"layers.0.self_attn.q_proj.weight": torch.zeros(96, 96)}
     assert compare(LLAMA, heads) == []
-    assert compare({**LLAMA, "head_dim": 20}, heads)[0].name == "head size"
+    assert compare({**LLAMA, "head_dim": 20}, heads)[0].name == "heads"
     assert (
         compare(LLAMA, {"layers.1.self_attn.q_norm.weight": torch.zeros(20)})[0].name == "head size"
     )

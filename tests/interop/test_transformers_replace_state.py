@@ -363,7 +363,7 @@ OF_ANOTHER_KIND: dict[str, tuple[Any, dict[str, Any], str]] = {
             )
         ),
         {"additive": None},
-        "ViTModel has positions of its own .position_embeddings. that cannot be taken off",
+        "ViTModel is a tower of patches",
     ),
     "a table of its own kind": (
         lambda: (

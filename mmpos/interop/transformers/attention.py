@@ -126,7 +126,8 @@ def seen(attention: Any, hidden: Tensor, within: Any = None, **given: Any) -> Se
     asked = {
         each.name: supplied.get(each.name)
         for each in parameters
-        if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+        if (each.default is each.empty or each.name in supplied)
+        and each.kind is each.POSITIONAL_OR_KEYWORD
     } | given
     with _watched(attention), torch.no_grad():
         try:

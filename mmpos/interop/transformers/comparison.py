@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from mmpos.frequencies import geometric
-from mmpos.interop.transformers.configuration import encodings
+from mmpos.frequencies import LongRoPE
+from mmpos.interop.transformers.checkpoint import against_weights
+from mmpos.interop.transformers.configuration import configuration, encodings, is_part
+from mmpos.interop.transformers.difference import Difference
 from mmpos.interop.transformers.encodings import Encodings, Part
-from mmpos.interop.transformers.weights import take_weights
 from mmpos.interop.transformers.words import ranges
 from mmpos.rotary import MRoPE, RotaryEncoding
 from mmpos.spec import Specified
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One thing that two models do otherwise.
-
-    Args:
-        name: what it is: base, type, factor, layout, …
-        first, second: what each has.
-        layers: where, if not everywhere.
-    """
-
-    name: str
-    first: str
-    second: str
-    layers: str = ""
-
-    def __str__(self) -> str:
-        where = f" (layers {self.layers})" if self.layers else ""
-        both = " and ".join(filter(None, (self.first, self.second)))
-        return f"{self.name}{where}: {both}"
 
 
 def compare(first: Any, second: Any, part: Part = "") -> list[Difference]:
@@ -49,15 +28,15 @@ def compare(first: Any, second: Any, part: Part = "") -> list[Difference]:
     Args:
         first: a configuration of transformers, its data, a model, or `Encodings`.
         second: another of these, or weights: a state dict or a ``.safetensors`` file, whose
-            frequencies (``inv_freq``, in older checkpoints), tables and head sizes are held against
-            the configuration.
-        part: which network, of models that have several.
+            frequencies (``inv_freq``, in older checkpoints), tables, layers, heads and head sizes
+            are held against the configuration; of base and layout they tell no more.
+        part: which network, of models that have several; the other may be that network alone.
 
     Returns: a difference for each of: what fills the three places; of rotations base, type of
         extension, factor, original length and its other numbers, attention factor, layout,
         fraction of the head, sections, temperature, and how far angles are apart; of tables and
         biases their sizes; what scores are multiplied by. Alike, the list is empty.
-    Raises: as `encodings`.
+    Raises: as `encodings`; ValueError for weights of which no name is one of the model's.
 
     >>> llama = {"model_type": "llama", "num_hidden_layers": 2}
     >>> for difference in compare(llama, {**llama, "rope_theta": 5e5}):
@@ -65,13 +44,28 @@ def compare(first: Any, second: Any, part: Part = "") -> list[Difference]:
     base: 10000 and 500000
     angles: apart by up to 265 radians within 2048 positions (pair 6)
     """
-    known = first if isinstance(first, Encodings) else encodings(first, part)
-    if isinstance(second, str | Path) and Path(second).suffix == ".safetensors":
+    known = _read(first, part)
+    if isinstance(second, str | Path) and Path(second).suffix and not Path(second).exists():
+        raise ValueError(f"there is no file {second}")
+    if isinstance(second, str | Path) and Path(second).is_file():
+        if Path(second).suffix != ".safetensors":
+            raise ValueError(
+                f"weights are read from .safetensors, got {second}: load it with torch, and give "
+                "the state dict"
+            )
         second = load_file(second)
     if isinstance(second, Mapping) and any(isinstance(own, Tensor) for own in second.values()):
-        return list(_weights(known, second))
-    other = second if isinstance(second, Encodings) else encodings(second, part)
-    return differences(known, other)
+        return against_weights(known, second)
+    return differences(known, _read(second, part))
+
+
+def _read(given: Any, part: Part) -> Encodings:
+    """The encodings that are meant; a part is told to a model that has it."""
+    if isinstance(given, Encodings):
+        return given
+    if part and not is_part(configuration(given), part):
+        part = ""
+    return encodings(given, part)
 
 
 def differences(first: Encodings, second: Encodings) -> list[Difference]:
@@ -94,7 +88,9 @@ def differences(first: Encodings, second: Encodings) -> list[Difference]:
         mine, other = getattr(first, name), getattr(second, name)
         if not _same(mine, other):
             words = {"scale": "scale of scores", "position_offset": "first position of the table"}
-            found.append(Difference(words[name], *map(_said, (mine, other))))
+            usual = "head_dim ** -0.5" if name == "scale" else "none"
+            said = (usual if own is None else _said(own) for own in (mine, other))
+            found.append(Difference(words[name], *said))
     return found
 
 
@@ -153,19 +149,23 @@ def _between_rotations(one: RotaryEncoding, two: RotaryEncoding, length: int | N
         yield _pair(
             "fraction of the head", one, two, lambda own: turned(2 * sum(own.pairs), own.head_dim)
         )
-    yield from _between_specs(one, two, _COUNTED)
-    yield from _between_extensions(one.extension, two.extension)
     factors = [getattr(own.extension, "magnitude", 1.0) for own in (one, two)]
+    apart = _apart(one, two, length)
+    lengths = any(own.needs_length for own in (one, two))
+    same = apart == "" and _same(*factors) and not lengths  # in other words, perhaps
+    yield from _between_specs(one, two, (*_COUNTED, "base") if same else _COUNTED)
+    if not same or type(one.extension) is type(two.extension):
+        yield from _between_extensions(one.extension, two.extension)
     if not _same(*factors):
         yield _pair("attention factor", factors[0], factors[1], _said)
-    apart = _apart(one, two, length)
     if apart:
         yield Difference("angles", apart, "")
 
 
 def _between_extensions(one: Any, two: Any) -> Found:
     if type(one) is type(two) and isinstance(one, Specified):
-        yield from _between_specs(one, two, _DERIVED)
+        derived = (*_DERIVED, "factor") if isinstance(one, LongRoPE) else _DERIVED
+        yield from _between_specs(one, two, derived)
     elif type(one) is not type(two):
         yield _pair("type", one, two, lambda own: _KINDS.get(_class(own), str(own)))
         for name in ("factor", "original_length"):
@@ -176,10 +176,10 @@ def _between_extensions(one: Any, two: Any) -> Found:
         yield _pair("extension", one, two, str)
 
 
-def _apart(one: RotaryEncoding, two: RotaryEncoding, length: int | None) -> str:
-    """How far the angles of two rotations are apart at most, on one axis."""
+def _apart(one: RotaryEncoding, two: RotaryEncoding, length: int | None) -> str | None:
+    """How far the angles of two rotations are apart at most; None if they have no pairs alike."""
     if sum(one.pairs) != sum(two.pairs) or len(one.pairs) != len(two.pairs) or not sum(one.pairs):
-        return ""
+        return None
     last = (length or 4096) - 1
     rows = [
         own.frequencies(torch.float64, torch.device("cpu"), last + 1 if own.needs_length else None)
@@ -192,63 +192,9 @@ def _apart(one: RotaryEncoding, two: RotaryEncoding, length: int | None) -> str:
     return f"apart by up to {gap.max():.4g} radians within {last + 1} positions (pair {pair})"
 
 
-def _weights(known: Encodings, state: Mapping[str, Tensor]) -> Iterator[Difference]:
-    """What weights are made for otherwise than a configuration says."""
-    for name, value in state.items():
-        layer = _layer_of(name)
-        if name.endswith("inv_freq"):
-            turned = [own for own in known.by_layer("rotary") if isinstance(own, RotaryEncoding)]
-            own = known.by_layer("rotary")[layer] if layer is not None else (turned or [None])[0]
-            where = "" if layer is None else str(layer)
-            yield from _frequencies(own, value, where)
-        elif name.endswith(("q_norm.weight", "k_norm.weight")):
-            own = known.by_layer("rotary")[layer or 0]
-            if own is not None and value.shape[-1] % own.head_dim:
-                yield Difference("head size", str(own.head_dim), f"{value.shape[-1]} in {name}")
-        elif name.endswith(("q_proj.weight", "k_proj.weight")) and value.ndim == 2:
-            own = known.by_layer("rotary")[layer or 0]
-            if own is not None and value.shape[0] % own.head_dim:
-                words = f"{value.shape[0]} rows of {name}, which are no heads of it"
-                yield Difference("head size", str(own.head_dim), words)
-    learned = copy.deepcopy(known)
-    try:
-        take_weights(learned, state)
-    except ValueError as refused:
-        yield Difference("learned numbers", "as configured", str(refused))
-
-
-def _frequencies(own: Any, value: Tensor, where: str) -> Iterator[Difference]:
-    given = value.double().flatten()
-    if own is None:
-        yield Difference("rotary", "none", f"frequencies of {len(given)} pairs", where)
-        return
-    length = 1 if own.needs_length else None
-    expected = own.frequencies(torch.float64, torch.device("cpu"), length).sum((0, 1))
-    if len(given) != len(expected):
-        yield Difference("features turned", str(2 * len(expected)), str(2 * len(given)), where)
-        return
-    rounding = 5e-3 if value.dtype.itemsize < 4 else 1e-4
-    if torch.allclose(given, expected, rtol=rounding, atol=1e-12):
-        return
-    base = float(given[1] ** -len(given)) if given[-1] > 0 and len(given) > 1 else 0.0
-    plain = torch.tensor(geometric(len(given), base), dtype=given.dtype) if base > 0 else expected
-    if torch.allclose(given, plain, rtol=10 * rounding, atol=0):
-        mine = f"{own.base:g}" + (f" with {own.extension}" if own.extension is not None else "")
-        yield Difference("base", mine, f"{base:.6g} in the weights' frequencies", where)
-    else:
-        ratio = (given / expected).nan_to_num(1.0)
-        pair = int((ratio.log().abs().nan_to_num(0.0)).argmax())
-        words = f"{given[pair]:.4g} in the weights"
-        yield Difference(f"frequency of pair {pair}", f"{expected[pair]:.4g}", words, where)
-
-
-def _layer_of(name: str) -> int | None:
-    """The number of a layer in the name of a weight."""
-    numbers = [part for part in name.split(".") if part.isdigit()]
-    return int(numbers[0]) if numbers else None
-
-
 def _same(one: Any, two: Any) -> bool:
+    if isinstance(one, Specified) and isinstance(two, Specified):
+        return one.spec() == two.spec()
     if isinstance(one, int | float) and isinstance(two, int | float):
         return math.isclose(one, two, rel_tol=1e-9)
     return one == two
@@ -261,4 +207,7 @@ def _class(value: Any) -> str:
 def _said(value: Any) -> str:
     if value is None:
         return "none"
+    if isinstance(value, Specified) and not isinstance(value, nn.Module):
+        own = value.spec()["init_args"]
+        return f"{_class(value)}({', '.join(f'{name}={each}' for name, each in own.items())})"
     return f"{value:g}" if isinstance(value, float) else str(value)

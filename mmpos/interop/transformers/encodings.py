@@ -32,6 +32,7 @@ class Encodings:
         position_offset: what the model adds to the index of a token before it reads ``additive``.
             RoBERTa's positions begin at 2, and so do OPT's: its table has rows that no token gets.
         max_length: how many positions the model is configured for, where its code has a number.
+        heads, key_heads: of queries, and of keys and values, where the model turns these.
         note: what else there is to know.
 
     The three places are those of `mmpos.models.Transformer`, which takes them as they are.
@@ -46,6 +47,8 @@ class Encodings:
     scale: float | None = None
     position_offset: int = 0
     max_length: int | None = None
+    heads: int | None = None
+    key_heads: int | None = None
     note: str = ""
 
     def by_layer(self, place: Place) -> list[Any]:

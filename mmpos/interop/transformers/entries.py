@@ -70,29 +70,30 @@ def config_entries(encodings: Encodings, config: Any) -> dict[str, Any]:
     >>> config = {"model_type": "llama", "num_hidden_layers": 2}
     >>> found = transformers.encodings(config)
     >>> found.rotary.extend(mmpos.frequencies.PositionInterpolation(factor=4))
-    >>> config_entries(found, config)["rope_parameters"]
-    {'rope_theta': 10000.0, 'rope_type': 'linear', 'factor': 4}
+    >>> config_entries(found, config)
+    {'rope_parameters': {'rope_theta': 10000.0, 'rope_type': 'linear', 'factor': 4}}
 
     Args:
-        encodings: of the same model type and part.
-        config: the configuration that is changed, its data, or a model; it stays as it is.
+        encodings: of the same model type and part. ``max_length``, if it was changed (by
+            `dataclasses.replace`), is written as ``max_position_embeddings``, which serving goes
+            by; an extension alone leaves that number as it is.
+        config: the configuration that is changed, its data, or a model; it stays as it is. Of
+            several networks it is the one of that type.
 
-    The entries are read again, and must give the same encodings.
+    The entries are read again, and must turn and add the same.
     Raises: ValueError for what no configuration of this model type says.
     """
-    known = configuration(config)
-    if (known.model_type, encodings.part) != (encodings.model_type, encodings.part):
-        raise ValueError(
-            f"the encodings are of {encodings.model_type}, the configuration of {known.model_type}"
-        )
+    known = _of_type(configuration(config), encodings.model_type)
     before = read(known, encodings.part)
     entries: dict[str, Any] = {}
+    if encodings.max_length != before.max_length and encodings.max_length is not None:
+        entries["max_position_embeddings"] = encodings.max_length
     if encodings.rotary is not None:
         entries |= _rotary_entries(encodings, known)
     if isinstance(encodings.additive, LearnedEncoding):
-        entries |= _table_entries(encodings, before)
+        entries |= _table_entries(encodings.additive, before, known)
     for bias, _ in encodings.each("bias"):
-        if isinstance(bias, T5Bias):
+        if isinstance(bias, T5Bias) and hasattr(known, "relative_attention_max_distance"):
             entries["relative_attention_num_buckets"] = bias.buckets
             entries["relative_attention_max_distance"] = bias.max_distance
     changed = {**known.to_dict(), **entries}
@@ -107,6 +108,15 @@ def config_entries(encodings: Encodings, config: Any) -> dict[str, Any]:
     return entries
 
 
+def _of_type(config: Any, model_type: str) -> Any:
+    """The configuration of a type: itself, or that of one of its networks."""
+    parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
+    for known in (config, *parts):
+        if getattr(known, "model_type", None) == model_type:
+            return known
+    raise ValueError(f"the encodings are of {model_type}, the configuration of {config.model_type}")
+
+
 def _rotary_entries(encodings: Encodings, config: Any) -> dict[str, Any]:
     kinds = getattr(config, "layer_types", None) or []
     given = getattr(config, "rope_parameters", None)
@@ -116,25 +126,47 @@ def _rotary_entries(encodings: Encodings, config: Any) -> dict[str, Any]:
         if isinstance(own.extension, DynamicNTK):
             entries["max_position_embeddings"] = int(own.extension.original_length)
     if given is None:  # GPT-J, whose code has a base of its own
-        return {"rotary_dim": 2 * sum(turned[0][0].pairs)}
+        width = 2 * sum(turned[0][0].pairs)
+        return {"rotary_dim": width} if hasattr(config, "rotary_dim") else {}
+    if any(type(own) is not MRoPE and len(own.pairs) > 1 for own, _ in turned):
+        return {}  # a tower's, which its code fixes
     nested = [kind for kind in dict.fromkeys(kinds) if kind in given]
-    if not nested:
-        return entries | {"rope_parameters": rope_parameters(turned[0][0])} if turned else entries
-    of_kind = {kinds[layer]: own for own, layers in turned for layer in layers}
-    entries["rope_parameters"] = {kind: rope_parameters(own) for kind, own in of_kind.items()}
+    latent = hasattr(config, "qk_rope_head_dim")  # whose width is said by that
+
+    def written(own: RotaryEncoding) -> dict[str, Any]:
+        out = rope_parameters(own)
+        if latent:
+            out.pop("partial_rotary_factor", None)
+        return out
+
+    if nested:
+        of_kind = {kinds[layer]: own for own, layers in turned for layer in layers}
+        entries["rope_parameters"] = {kind: written(own) for kind, own in of_kind.items()}
+    elif turned:
+        entries["rope_parameters"] = written(turned[0][0])
+        original = entries["rope_parameters"].get("original_max_position_embeddings")
+        if original is not None and hasattr(config, "original_max_position_embeddings"):
+            entries["original_max_position_embeddings"] = original
     return entries
 
 
-def _table_entries(encodings: Encodings, before: Encodings) -> dict[str, Any]:
+def _table_entries(table: LearnedEncoding, before: Encodings, config: Any) -> dict[str, Any]:
     """The size of a table, if it is another."""
-    table, old = encodings.additive, before.additive
-    if not (isinstance(table, LearnedEncoding) and isinstance(old, LearnedEncoding)):
+    old = before.additive
+    if not isinstance(old, LearnedEncoding):
         raise ValueError(f"a model of type {before.model_type} adds {old}")
     if table.grid == old.grid:
         return {}
     if len(table.grid) != 1:
         raise ValueError("the grid of a table is said by the sizes of images and patches")
-    return {"max_position_embeddings": table.grid[0] + (before.max_length or 0) - old.grid[0]}
+    sides = {"encoder": "source", "decoder": "target"}
+    names = (
+        f"max_{sides.get(before.part)}_positions",
+        f"max_{before.part}_position_embeddings",
+        "max_position_embeddings",
+    )
+    name = next(name for name in names if hasattr(config, name))
+    return {name: getattr(config, name) + table.grid[0] - old.grid[0]}
 
 
 def _fraction(width: int, head_dim: int) -> float:

@@ -19,6 +19,10 @@ from mmpos.interop.transformers.sites import KNOWN_BIASES, Site, foreign, read, 
 from mmpos.interop.transformers.tables import Added, check_table
 from mmpos.models.slots import fill, fill_layers, with_head_dim
 from mmpos.rotary import RotaryEncoding, Rotation
+from mmpos.rotary.rotation import Layout
+
+GROWING = ("llama4_text", "ministral3", "mistral4")
+"""Models whose attention grows queries by a temperature of its own."""
 
 Keep = Literal["keep"]
 KEEP: Keep = "keep"
@@ -30,20 +34,39 @@ def kept(given: Any) -> bool:
 
 
 def planned(
-    stack: Any, given: dict[str, Any], own: Sequence[str], length: int | None, held: Places | None
+    stack: Any,
+    given: dict[str, Any],
+    own: Sequence[str],
+    length: int | None,
+    layout: Layout | None,
+    held: Places | None,
 ) -> tuple[Places, Site]:
     """Places filled with what is given, and in them how they are asked; no model is changed."""
+    unknown = set(own) - {"rotary", "bias"}
+    if unknown:
+        raise ValueError(f"per_layer names rotary or bias, got {unknown.pop()!r}")
     site = read(stack)
+    if not site.of_tokens:
+        raise ValueError(
+            f"{type(stack).__name__} is a tower of patches, and encodings are put into networks of "
+            "tokens in a row: see mmpos.interop.timm for images, and channel_plan for its rotation"
+        )
     names = list(inspect.signature(type(stack).forward).parameters)[1:]
     places = Places(site.axes, site.types, names, length)
     replaced = {place for place, slot in given.items() if not kept(slot)}
     if held is not None:
         replaced |= held.replaced
         places.length = held.length if length is None and kept(given["rotary"]) else length
-    places.replaced = replaced
+        if layout is None and kept(given["rotary"]):
+            layout = held.layout
+    places.replaced, places.layout = replaced, layout
     known: dict[str | None, Form] = {}
     if "rotary" in replaced and site.rotary is not None:
         known = forms(site)
+        if layout is not None:
+            known = {kind: form.of_weights(layout) for kind, form in known.items()}
+    elif layout is not None:
+        raise ValueError(f"layout={layout!r} is of weights that a rotation turns: pass rotary too")
     heads, own_keys, head_dims = 0, True, {0}
     if replaced & {"rotary", "bias"}:
         if not known and site.rotary is not None:
@@ -139,6 +162,7 @@ def _plan_rotary(
 ) -> None:
     if "rotary" not in places.replaced:
         return
+    _let_grow(site, places)
     own = foreign(site, "rotary")
     if own is not None:
         raise ValueError(
@@ -156,7 +180,13 @@ def _plan_rotary(
                 f"{heads}{shared}"
             )
         for kind, form in known.items():
-            of = [i for i, own in zip(places.rotary_of, places.types, strict=True) if own == kind]
+            of = [
+                i
+                for i, own, attention in zip(
+                    places.rotary_of, places.types, site.attentions, strict=True
+                )
+                if own == kind and attention is not None
+            ]
             if index not in of:
                 continue
             misfit = form.misfit(rotation, encoding.head_dim)
@@ -169,6 +199,19 @@ def _plan_rotary(
             places.seen_layout = form.seen_layout
     if site.rotary is not None:
         places.taken.append(Taken(*site.rotary, Turns(places, known)))
+
+
+def _let_grow(site: Site, places: Places) -> None:
+    """Leave to a model's code what it does with its queries itself: grow them by their position."""
+    if site.kind not in GROWING:
+        return
+    kept = [None if own.rotary_dim == 0 else own for own in places.encodings("rotary")]
+    for own in filter(None, kept):
+        if own.temperature is not None:
+            own.temperature = None
+    places.rotary_of = [
+        None if index is None or kept[index] is None else index for index in places.rotary_of
+    ]
 
 
 def _tried(places: Places, encoding: Any) -> Rotation:

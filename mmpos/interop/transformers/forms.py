@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -51,6 +51,14 @@ class Form:
     seen_layout: Layout
     start: int
     head_dim: int
+    moved: bool = False
+    """Whether the weights were brought into another layout than the model's code has."""
+
+    def of_weights(self, layout: Layout) -> Form:
+        """The form of a model whose weights were brought into a layout."""
+        if layout == self.layout:
+            return self
+        return replace(self, layout=layout, seen_layout=layout, moved=True)
 
     def give(self, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Any:
         """Cosines and sines ``[..., L, P]`` as the model has them."""
@@ -77,7 +85,8 @@ class Form:
         if rotation.layout != self.layout:
             return (
                 f"the weights are laid out {self.layout}: make the encoding with "
-                f"layout={self.layout!r}, or reorder them first"
+                f"layout={self.layout!r}; if permute_model reordered them, pass "
+                f"layout={rotation.layout!r} to replace"
             )
         if pairs != self.pairs:
             return (
@@ -92,7 +101,7 @@ class Form:
     def carries(self, rotation: Rotation) -> bool:
         """Whether the model's own cosines and sines can say all that a rotation does."""
         plain = rotation.second is None and rotation.scale is None and rotation.keys is None
-        return plain and rotation.cos.shape[-3] == 1
+        return plain and rotation.cos.shape[-3] == 1 and not self.moved
 
 
 def forms(site: Site) -> dict[str | None, Form]:

@@ -30,7 +30,10 @@ _KEYS: dict[str, tuple[str, ...]] = {
         *("factor", _ORIGINAL, "attention_factor", "beta_fast", "beta_slow"),
         *("mscale", "mscale_all_dim", "truncate", "llama_4_scaling_beta"),
     ),
-    "longrope": ("factor", _ORIGINAL, "attention_factor", "short_factor", "long_factor"),
+    "longrope": (
+        *("factor", _ORIGINAL, "attention_factor", "short_factor", "long_factor"),
+        *("short_mscale", "long_mscale"),
+    ),
     "llama3": ("factor", _ORIGINAL, "low_freq_factor", "high_freq_factor"),
     "proportional": ("factor",),
 }
@@ -38,7 +41,7 @@ _OLD_TYPES = {"su": "longrope", "mrope": "default"}
 
 
 def rotary_encoding(
-    parameters: Mapping[str, Any],
+    parameters: Mapping[str, Any] | None,
     head_dim: int,
     *,
     max_length: int | None = None,
@@ -55,7 +58,8 @@ def rotary_encoding(
     (whose sections are counted as the model reads them: they end where the spectrum does).
 
     Args:
-        parameters: of one kind of layer; where a configuration has several, one of these.
+        parameters: of one kind of layer; where a configuration has several, one of these. None, as
+            older configurations have for ``rope_scaling``, is a plain rotation.
         head_dim: features of a head.
         max_length: the model's ``max_position_embeddings``, which some types read.
         base: where ``rope_theta`` is not among the parameters, as in older configurations.
@@ -70,7 +74,7 @@ def rotary_encoding(
     >>> rotary_encoding({"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}, 64).extension
     PositionInterpolation(factor=4.0)
     """
-    given = {key: value for key, value in parameters.items() if value is not None}
+    given = {key: value for key, value in (parameters or {}).items() if value is not None}
     kind = _type(given)
     _check_keys(kind, given, max_length)
     theta = given.get("rope_theta", base)
@@ -129,6 +133,8 @@ def _type(given: Mapping[str, Any]) -> str:
 
 def _check_keys(kind: str, given: Mapping[str, Any], max_length: int | None) -> None:
     known = {*_COMMON, *_MROPE, *_KEYS[kind]}
+    if "alpha" in given:  # HunYuan's have the keys of YaRN beside it, which nothing reads
+        known |= {"beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
     for key, value in given.items():
         if key == "max_position_embeddings" and value == max_length:
             continue
@@ -205,8 +211,19 @@ def _longrope(given: Mapping[str, Any], max_length: int | None) -> Extension:
         long_factor=long,
         original_length=original,
         factor=max(1.0, _factor(given, max_length)),
-        attention_factor=given.get("attention_factor"),
+        attention_factor=_grown(given),
     )
+
+
+def _grown(given: Mapping[str, Any]) -> float | None:
+    """What cos and sin are multiplied by, which Phi-3.5-MoE says for short and long sequences."""
+    both = {given[name] for name in ("short_mscale", "long_mscale") if name in given}
+    if len(both) > 1:
+        raise ValueError(
+            f"short_mscale and long_mscale are two, {sorted(both)}, and cos and sin have one "
+            "attention factor"
+        )
+    return both.pop() if both else given.get("attention_factor")
 
 
 def _llama3(given: Mapping[str, Any], max_length: int | None) -> Extension:

@@ -60,6 +60,7 @@ class Places(nn.Module):
         self.types = types
         self.names = names
         self.length = length
+        self.layout: Layout | None = None
         self.additive: AdditiveEncoding | None = None
         self.rotary: Any = None
         self.bias: Any = None

@@ -21,7 +21,7 @@ def preset(name: str) -> dict[str, Any]:
     Returns: a copy of its own, which may be changed.
     Raises: ValueError for a name that is not known.
 
-    >>> from mmpos.interop.transformers.configuration import encodings
+    >>> from mmpos.interop.transformers import encodings
     >>> print(encodings(preset("gpt-neox-20b")))
     gpt_neox: 44 layers
       rotary: RotaryEncoding(head_dim=96, axes=1, base=10000.0, rotary_dim=24, layout=half)

@@ -14,6 +14,7 @@ from mmpos.interop.transformers.fitting import KEEP, Keep, kept, planned
 from mmpos.interop.transformers.places import Places, arrive, enter
 from mmpos.interop.transformers.sites import Site, network, read
 from mmpos.rotary import RotaryEncoding
+from mmpos.rotary.rotation import LAYOUTS, Layout
 
 Additive = Callable[[int, Any], AdditiveEncoding]
 Rotary = Callable[[int, Any], RotaryEncoding | nn.Identity]
@@ -28,7 +29,8 @@ def replace(
     bias: Sequence[Bias | None] | Bias | Keep | None = KEEP,
     per_layer: Sequence[Literal["rotary", "bias"]] = (),
     length: int | None = None,
-) -> None:
+    layout: Layout | None = None,
+) -> Places:
     """Put encodings of mmpos into a transformers model in place, and take off its own.
 
     Each of the three places is what is given for it: ``"keep"`` leaves what the model has, None
@@ -45,9 +47,10 @@ def replace(
     Weights that were trained with a rotation are only turned in its layout and at its width.
 
     Positions are those that the model's own module is asked for, less its offset, so that the first
-    token is at 0; a learned table with all the rows that the model's has is read as that one is.
-    Attention asks at ``position_ids``, else counts what ``attention_mask`` shows, else from 0; keys
-    in a cache follow each other up to the first query.
+    token is at 0; a learned table with all the rows that the model's has, or more, is read as that
+    one is. Attention asks at ``position_ids``, else counts what ``attention_mask`` shows, else from
+    0; keys in a cache follow each other up to the first query. One pass at a time: threads need a
+    copy of the model each.
 
     Args:
         model: with one network, or one of several: ``model.encoder``, ``model.decoder``.
@@ -59,10 +62,15 @@ def replace(
         length: what dynamic NTK and LongRoPE are told. By default each sequence has its own last
             position and one, in each call (transformers takes the longest of a batch for all);
             freeze it for keys in a cache to stay comparable across the original length.
+        layout: of the weights of queries and keys, if `permute_model` brought them into another one
+            than that of the model's code; attention then goes through the interface.
 
+    Returns: the module that holds the encodings, ``additive``, ``rotary`` and ``bias``. It lies in
+        the network of layers: ``model.model.mmpos`` of a ``LlamaForCausalLM``. Neither a state dict
+        nor ``save_pretrained`` records a rotation: see `config_entries`.
     Raises: TypeError for what is no model of transformers; ValueError for a model with several
-        networks, attention off the interface, a bias that looks at content, an encoding that does
-        not fit. The model is then what it was.
+        networks or of patches, attention off the interface, a bias that looks at content, an
+        encoding that does not fit. The model is then what it was.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> config = LlamaConfig(
@@ -70,8 +78,7 @@ def replace(
     ...     num_key_value_heads=2, vocab_size=50,
     ... )
     >>> model = LlamaModel(config)
-    >>> replace(model, rotary=mmpos.RotaryEncoding(16, layout="half", base=500000))
-    >>> model.mmpos.rotary
+    >>> replace(model, rotary=mmpos.RotaryEncoding(16, layout="half", base=500000)).rotary
     RotaryEncoding(head_dim=16, axes=1, base=500000, rotary_dim=16, layout=half)
     """
     stack = network(model)
@@ -79,18 +86,21 @@ def replace(
     given: dict[str, Any] = {"additive": additive, "rotary": rotary, "bias": bias}
     if length is not None and (isinstance(length, bool) or length < 1):
         raise ValueError(f"length must be 1 token or more, got {length}")
+    if all(map(kept, given.values())):
+        raise ValueError("nothing is given to replace: pass additive, rotary or bias")
+    if layout not in (None, *LAYOUTS):
+        raise ValueError(f"layout must be one of {LAYOUTS}, got {layout!r}")
     if held is not None:
         _lift(stack, held)
-    elif all(map(kept, given.values())):
-        return
     own = [per_layer] if isinstance(per_layer, str) else per_layer
     try:
-        places, site = planned(stack, given, own, length, held)
+        places, site = planned(stack, given, own, length, layout, held)
     except BaseException:
         if held is not None:
             _put(read(stack), held)
         raise
     _put(site, places)
+    return places
 
 
 def restore(model: nn.Module) -> None:
@@ -103,7 +113,7 @@ def restore(model: nn.Module) -> None:
     >>> from transformers import GPT2Config, GPT2Model
     >>> model = GPT2Model(GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=50))
     >>> table = model.wpe
-    >>> replace(model, additive=None)
+    >>> places = replace(model, additive=None)
     >>> restore(model)
     >>> model.wpe is table
     True

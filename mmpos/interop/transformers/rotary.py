@@ -23,15 +23,16 @@ def _by_family(family: Family) -> Reader:
 def turned(config: Any, family: Family) -> Encodings:
     """What a model knows whose configuration has rope parameters."""
     kinds = getattr(config, "layer_types", None) or []
-    parameters = config.rope_parameters
+    parameters = _parameters(config)
     nested = [kind for kind in dict.fromkeys(kinds) if kind in parameters]
     of_kind: dict[str, RotaryEncoding] = {}
     for kind in nested or [""]:
         own = parameters[kind] if kind else parameters
         if own is not None:
             of_kind[kind] = _rotary(_layer(config, kind), own, family)
+    resting = _resting(config, family)
     each = [
-        of_kind.get(kinds[layer] if nested else "") if turned else _resting(config, family)
+        of_kind.get(kinds[layer] if nested else "") if turned else resting
         for layer, turned in enumerate(turns(config, family))
     ]
     same = all(own is each[0] for own in each)
@@ -42,7 +43,48 @@ def turned(config: Any, family: Family) -> Encodings:
         rotary=each[0] if same else tuple(each),
         scale=_scale(config, family),
         max_length=getattr(config, "max_position_embeddings", None),
+        heads=None if family.latent else config.num_attention_heads,
+        key_heads=None if family.latent else getattr(config, "num_key_value_heads", None),
     )
+
+
+def of_unknown(config: Any, layout: Layout) -> Encodings:
+    """What a model of an unknown type knows, that turns queries and keys as Llama's code does.
+
+    Raises: ValueError for a configuration that says more than Llama's code reads.
+    """
+    kinds = {str(kind) for kind in getattr(config, "layer_types", None) or []}
+    said = [name for name in _MORE_THAN_LLAMA if getattr(config, name, None)]
+    said += ["layer_types"] if len(kinds) > 1 else []
+    said += ["mrope_section"] if "mrope_section" in _parameters(config) else []
+    if said:
+        raise ValueError(
+            f"{config.model_type} has {said[0]}, which Llama's code does not: its layout does not "
+            "say what it turns; rotary_encoding(rope parameters, head_dim) makes an encoding"
+        )
+    return turned(config, Family(layout=layout, partial=True))
+
+
+def _parameters(config: Any) -> Mapping[str, Any]:
+    """The rope parameters of a configuration, in older words too.
+
+    Raises: ValueError where there are none.
+    """
+    given = getattr(config, "rope_parameters", None)
+    if given:
+        return given
+    theta = getattr(config, "rope_theta", None)
+    if theta is None:
+        raise ValueError(
+            f"{config.model_type} has no rope parameters: it turns nothing that is known"
+        )
+    return {"rope_theta": theta, **(getattr(config, "rope_scaling", None) or {})}
+
+
+_MORE_THAN_LLAMA = (
+    *("qk_rope_head_dim", "position_embedding_type", "use_mem_rope", "no_rope_layers"),
+    *("alibi", "attn_temperature_tuning", "relative_attention_num_buckets"),
+)
 
 
 def _layer(config: Any, kind: str) -> Any:
@@ -106,7 +148,7 @@ def _scale(config: Any, family: Family) -> float | None:
         return float(getattr(config, family.scale))
     if not family.latent:
         return None
-    given = config.rope_parameters
+    given = _parameters(config)
     grown = given.get("mscale_all_dim") if given.get("rope_type", "default") != "default" else None
     if not grown:
         return None

@@ -65,6 +65,11 @@ class Site:
         return self.stack.config.model_type
 
     @property
+    def of_tokens(self) -> bool:
+        """Whether it takes tokens in a row, not images or clips."""
+        return "pixel" not in str(getattr(self.stack, "main_input_name", ""))
+
+    @property
     def turning(self) -> Child:
         """The rotary module of a model that has one."""
         assert self.rotary is not None

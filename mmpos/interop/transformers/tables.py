@@ -60,7 +60,8 @@ class Added(nn.Module):
     """What an encoding adds at the positions that a table is asked for, from 0 on.
 
     A position before 0, as some models give padding, has no place: nothing is added there. A table
-    with as many rows as the model's, those before the first token among them, is read as that one.
+    with as many rows as the model's or more, those before the first token among them, is read as
+    that one.
     """
 
     def __init__(self, places: Any, table: Any, stack: Any) -> None:
@@ -71,7 +72,7 @@ class Added(nn.Module):
         self.num_embeddings: int = table.num_embeddings
         self.embedding_dim: int = table.embedding_dim
         first = offset(table)
-        whole = getattr(places.additive, "grid", None) == (table.num_embeddings,)
+        whole = getattr(places.additive, "grid", (0,))[0] >= table.num_embeddings
         self.shift = (first if whole else 0) - (first if self.call is _of_ids else 0)
         self.negative = not whole and (first > 0 or self.call is _of_mask)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mmpos.coordinates import Centered, OneBased, Scaled
 from mmpos.frequencies import geometric
+from mmpos.interop.transformers.configuration import configuration
 from mmpos.interop.transformers.plan import ChannelPlan
 
 HEIGHT, WIDTH = 0, 1
@@ -23,6 +24,9 @@ def channel_plan(config: Any) -> ChannelPlan:
     grid: how the model reads them is the plan's ``coordinates``. A configuration of several
     networks stands for its vision tower; give that of the text model for the text model.
 
+    Args:
+        config: a configuration, its data, a folder, or a model.
+
     Raises: TypeError for what is no configuration; ValueError for a model type that is not known or
     has no rotation, a kind of context extension in it, or sections that do not fit.
 
@@ -31,9 +35,8 @@ def channel_plan(config: Any) -> ChannelPlan:
     >>> print(channel_plan(config))
     16 features: h 0–3, 8–11; w 4–7, 12–15; pairs (c, c + 8); frequencies 1 to 0.0003162; a rotation
     """
-    kind = getattr(config, "model_type", None)
-    if not isinstance(kind, str):
-        raise TypeError(f"a configuration of transformers is needed, got {type(config).__name__}")
+    config = configuration(config)
+    kind = config.model_type
     if kind in PLANS:
         return PLANS[kind](config)
     inner = _tower(config)
@@ -42,9 +45,9 @@ def channel_plan(config: Any) -> ChannelPlan:
     if kind in WITHOUT:
         raise ValueError(f"{kind} has {WITHOUT[kind]}, and rotates nothing: it has no plan")
     near = difflib.get_close_matches(kind, PLANS, 3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(PLANS)}"
+    hint = f"did you mean {' or '.join(near)}" if near else f"known are {', '.join(PLANS)}"
     raise ValueError(
-        f"no plan is known for model type {kind!r}: {hint} ChannelPlan.of reads that of an encoding"
+        f"no plan is known for model type {kind!r}: {hint}; ChannelPlan.of reads an encoding's"
     )
 
 

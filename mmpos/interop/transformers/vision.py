@@ -36,6 +36,9 @@ def _head_dim(config: Any) -> int:
 
 
 def _base(config: Any) -> float:
+    kind = config.rope_parameters.get("rope_type", "default")
+    if kind not in ("axial", "default"):
+        raise ValueError(f"{config.model_type} turns axes alone, and does not read {kind!r}")
     return float(config.rope_parameters["rope_theta"])
 
 

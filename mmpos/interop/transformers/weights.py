@@ -29,14 +29,25 @@ def take_weights(encodings: Encodings, state_dict: Mapping[str, Tensor]) -> None
     and for encodings whose numbers no model of that type has. Nothing has changed then.
 
     >>> import transformers
-    >>> from mmpos.interop.transformers.absolute import READERS
+    >>> from mmpos.interop.transformers import encodings
     >>> config = transformers.GPT2Config(n_embd=8, n_head=2, n_layer=1, n_positions=6, vocab_size=9)
-    >>> model, found = transformers.GPT2LMHeadModel(config), READERS["gpt2", ""](config)
+    >>> model, found = transformers.GPT2LMHeadModel(config), encodings(config)
     >>> take_weights(found, model.state_dict())
     >>> torch.equal(found.additive.table, model.transformer.wpe.weight)
     True
     """
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"a state dict is needed, got {type(state_dict).__name__}")
+    if any(f".{name}".find(".mmpos.") >= 0 for name in state_dict):
+        raise ValueError(
+            "the state dict has encodings of mmpos in the place of the model's own (mmpos.…): "
+            "restore the model first, or read them there"
+        )
     held = _held(encodings)
+    if encodings.part and not any(
+        f".{name}".find(f".{encodings.part}.") >= 0 for name in state_dict
+    ):
+        state_dict = {f"{encodings.part}.{name}": own for name, own in state_dict.items()}
     prefix = _prefix(encodings, held, state_dict)
     copies: list[tuple[Tensor, Tensor]] = []
     for each in held:
@@ -67,9 +78,9 @@ def give_weights(encodings: Encodings) -> dict[str, Tensor]:
     for one.
 
     >>> import transformers
-    >>> from mmpos.interop.transformers.relative import READERS
+    >>> from mmpos.interop.transformers import encodings
     >>> config = transformers.T5Config(num_heads=2, num_layers=3)
-    >>> list(give_weights(READERS["t5", "encoder"](config)))
+    >>> list(give_weights(encodings(config, "encoder")))
     ['encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight']
     """
     parts: dict[str, list[Tensor]] = {}
