@@ -299,3 +299,34 @@ def test_bad_calls(unchecked) -> None:
         encodings(tiny("bert")).additive.resize(9)
     with pytest.raises(TypeError, match="a state dict is needed, got str"):
         take_weights(encodings({"model_type": "gpt2"}), "folder")
+
+
+def test_weights_beside_those_that_are_meant() -> None:
+    tower = {"model_type": "qwen2_vl_vision"}
+    frequencies = {"visual.rotary_pos_emb.inv_freq": 1e4 ** (-torch.arange(20.0) / 20)}
+    assert compare(tower, frequencies) == []
+    assert compare(tower, {"x.inv_freq": 1e3 ** (-torch.arange(20.0) / 20)})[0].name == "base"
+    gemma = {"model_type": "gemma3_text", "num_hidden_layers": 6}
+    for base, said in ((1e6, []), (1e4, []), (1e5, ["base"])):
+        own = {"rotary_emb.full_attention_inv_freq": base ** (-torch.arange(128.0) / 128)}
+        assert [each.name for each in compare(gemma, own)] == said
+    model = llama().state_dict()
+    beside = {"vision_tower.layers.9.self_attn.q_proj.weight": torch.zeros(20, 20)}
+    assert compare(LLAMA, {**model, **beside}) == []
+
+
+def test_options_that_are_read_or_not() -> None:
+    for kind in ("esm", "roberta", "m2m_100"):
+        with pytest.raises(ValueError, match="it is None: set it"):
+            encodings(
+                {"model_type": kind, "pad_token_id": None}, "encoder" if "m2m" in kind else ""
+            )
+    two = AutoConfig.for_model("deepseek_v2")
+    two.rope_interleave = False
+    assert encodings(two).rotary.layout == "interleaved"
+    three = AutoConfig.for_model("deepseek_v3", rope_interleave=False)
+    assert encodings(three).rotary.layout == "half"
+    with pytest.raises(ValueError, match="is one network"):
+        encodings(LLAMA, "vision", layout="half")
+    rotary = encodings({"model_type": "wav2vec2-bert", "position_embeddings_type": "rotary"}).rotary
+    assert (rotary.layout, rotary.base) == ("half", 1e4)

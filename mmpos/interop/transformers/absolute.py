@@ -70,7 +70,7 @@ def _learned(
 def _after_padding(config: Any) -> Encodings:
     """RoBERTa's table: rows up to that of the padding token are read by no token that is seen."""
     check_absolute(config)
-    first = config.pad_token_id + 1
+    first = _first_row(config)
     rows = config.max_position_embeddings
     if rows <= first:
         raise ValueError(
@@ -142,7 +142,7 @@ def _m2m_100(config: Any, part: Part) -> Encodings:
         part,
         additive=_tensor2tensor(config.d_model),
         layers=f"{part}_layers",
-        offset=config.pad_token_id + 1,
+        offset=_first_row(config),
         note="padding before a token does not count",
     )
 
@@ -185,6 +185,19 @@ _ROBERTA = (
 _BART = ("bart", "mbart", "plbart", "mvp")
 AS_BERT = (*_BERT, *_NARROW, *_ROBERTA, "distilbert", "rembert")
 """Models whose table has BERT's name."""
+
+
+def _first_row(config: Any) -> int:
+    """The row of the first token, after that of padding.
+
+    Raises: ValueError for a configuration without a padding token.
+    """
+    if config.pad_token_id is None:
+        raise ValueError(
+            f"{config.model_type} counts positions from pad_token_id on, and it is None: set it"
+        )
+    return config.pad_token_id + 1
+
 
 READERS: dict[tuple[str, Part], Reader] = {
     **{(name, ""): _gpt2 for name in ("gpt2", "gpt_bigcode")},

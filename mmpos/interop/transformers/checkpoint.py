@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +14,10 @@ from mmpos.frequencies import geometric
 from mmpos.interop.transformers.difference import Difference
 from mmpos.interop.transformers.encodings import Encodings
 from mmpos.interop.transformers.weights import take_weights
-from mmpos.rotary import RotaryEncoding
+from mmpos.rotary import MRoPE
+
+_OTHERS = re.compile(r"(^|\.)(vision|visual|audio)")
+"""Networks beside that of language, in the names of weights."""
 
 _PROJECTIONS = {"q_proj.weight": "heads", "k_proj.weight": "key_heads"}
 
@@ -25,15 +29,19 @@ def against_weights(known: Encodings, state: Mapping[str, Tensor]) -> list[Diffe
     """
     found, layers, read = [], 0, False
     turned = known.by_layer("rotary")
+    sees = any(word in known.model_type for word in ("vision", "vit", "pixtral", "vjepa"))
     for name, value in state.items():
+        if not sees and _OTHERS.search(name):
+            continue
         layer = _layer_of(name)
         layers = max(layers, 0 if layer is None else layer + 1)
         own = turned[min(layer or 0, len(turned) - 1)]
         if name.endswith("inv_freq"):
             read = True
-            plain = next((own for own in turned if isinstance(own, RotaryEncoding)), None)
-            own, where = (plain, "") if layer is None else (own, str(layer))
-            found += _frequencies(own, value, where)
+            possible = [own] if layer is not None else [own for own, _ in known.each("rotary")]
+            where = "" if layer is None else str(layer)
+            apart = [_frequencies(own, value, where) for own in possible or [None]]
+            found += min(apart, key=len)  # which kind of layer has them is not said
         elif name.endswith(("q_norm.weight", "k_norm.weight")) and own is not None:
             read = True
             whole = {(count or 1) * own.head_dim for count in (1, known.heads, known.key_heads)}
@@ -65,29 +73,29 @@ def against_weights(known: Encodings, state: Mapping[str, Tensor]) -> list[Diffe
     return found
 
 
-def _frequencies(own: Any, value: Tensor, where: str) -> Iterator[Difference]:
+def _frequencies(own: Any, value: Tensor, where: str) -> list[Difference]:
     given = value.double().flatten()
     if own is None:
-        yield Difference("rotary", "none", f"frequencies of {len(given)} pairs", where)
-        return
+        return [Difference("rotary", "none", f"frequencies of {len(given)} pairs", where)]
     length = 1 if own.needs_length else None
-    expected = own.frequencies(torch.float64, torch.device("cpu"), length).sum((0, 1))
+    table: Any = own.frequencies(torch.float64, torch.device("cpu"), length)[0]
+    axial = len(own.pairs) > 1 and not isinstance(own, MRoPE)  # towers keep those of one axis
+    expected: Tensor = table[0, : own.pairs[0]] if axial else table.sum(0)
     if len(given) != len(expected):
-        yield Difference("features turned", str(2 * len(expected)), str(2 * len(given)), where)
-        return
+        mine, theirs = (str(2 * len(each)) for each in (expected, given))
+        return [Difference("features turned", mine, theirs, where)]
     rounding = 5e-3 if value.dtype.itemsize < 4 else 1e-4
     if torch.allclose(given, expected, rtol=rounding, atol=1e-12):
-        return
+        return []
     base = float(given[1] ** -len(given)) if given[-1] > 0 and len(given) > 1 else 0.0
     plain = torch.tensor(geometric(len(given), base), dtype=given.dtype) if base > 0 else expected
     if torch.allclose(given, plain, rtol=10 * rounding, atol=0):
         mine = f"{own.base:g}" + (f" with {own.extension}" if own.extension is not None else "")
-        yield Difference("base", mine, f"{base:.6g} in the weights' frequencies", where)
-    else:
-        ratio = (given / expected).nan_to_num(1.0)
-        pair = int((ratio.log().abs().nan_to_num(0.0)).argmax())
-        words = f"{given[pair]:.4g} in the weights"
-        yield Difference(f"frequency of pair {pair}", f"{expected[pair]:.4g}", words, where)
+        return [Difference("base", mine, f"{base:.6g} in the weights' frequencies", where)]
+    ratio = (given / expected).nan_to_num(1.0)
+    pair = int((ratio.log().abs().nan_to_num(0.0)).argmax())
+    words = f"{given[pair]:.4g} in the weights"
+    return [Difference(f"frequency of pair {pair}", f"{expected[pair]:.4g}", words, where)]
 
 
 def _layer_of(name: str) -> int | None:

@@ -72,7 +72,7 @@ def encodings(config: Any, part: Part = "", *, layout: Layout | None = None) -> 
     config, part = _network(given, part or _part_of(model, given))
     kind = config.model_type
     reader = _readers().get((kind, part))
-    if reader is None and layout is None:
+    if reader is None and (layout is None or part):
         raise ValueError(_unknown(kind, part))
     if reader is None:
         found = rotary.of_unknown(config, layout or "half")

@@ -118,7 +118,8 @@ def _rotary(config: Any, parameters: Mapping[str, Any], family: Family) -> Rotar
     if family.latent:
         width = config.qk_rope_head_dim
         head_dim = config.qk_nope_head_dim + width
-        layout = "interleaved" if getattr(config, "rope_interleave", True) else "half"
+        halves = config.model_type != "deepseek_v2" and not config.rope_interleave
+        layout = "half" if halves else "interleaved"
     return rotary_encoding(
         given,
         head_dim,
@@ -208,6 +209,7 @@ READERS: dict[tuple[str, str], Reader] = {
     ("roformer", ""): _roformer,
     ("esm", ""): _esm,
     ("wav2vec2-conformer", ""): _conformer,
+    ("wav2vec2-bert", ""): _conformer,
     ("hunyuan_vl_text", ""): _hunyuan_vl,
 }
 """By model type and part."""
