@@ -160,7 +160,7 @@ class Algorithms(DataModule):
         )
 
     def collate(self, data: Any) -> Any:
-        return partial(_padded, self.end)
+        return partial(padded, self.end)
 
 
 class _Examples(Dataset):
@@ -196,7 +196,7 @@ class _Examples(Dataset):
         return sequence[:-1], sequence[1:].where(answered[1:], -100), length
 
 
-def _padded(end: int, rows: list[tuple[Tensor, Tensor, int]]) -> dict[str, Tensor]:
+def padded(end: int, rows: list[tuple[Tensor, Tensor, int]]) -> dict[str, Tensor]:
     """A batch; what pads a row is a segment of its own, at position 0."""
     sizes = torch.tensor([[len(tokens)] for tokens, _, _ in rows])
     places = torch.arange(int(sizes.max()))

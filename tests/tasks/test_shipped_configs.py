@@ -10,8 +10,9 @@ import yaml
 from tasks import cli, configs
 
 NAMES = list(configs.shipped())
-JOBS = ["algorithm", "audio", "image", "multimodal", "text", "text_classification", "video"]
-CAUSAL_JOBS = ["algorithm", "text"]
+JOBS = ["algorithm", "audio", "image", "multimodal", "needles", "text"]
+JOBS += ["text_classification", "video"]
+CAUSAL_JOBS = ["algorithm", "needles", "text"]
 CAUSAL = ["encoding/fire", "encoding/xpos"]  # encodings of causal models of one axis
 ON_WEIGHTS = ["extend_context", "finetune_resolution"]  # by test_extend_context, test_main_job
 ON_TIMM = ["finetune_timm"]  # run by test_timm_backbone, with weights that need no download
