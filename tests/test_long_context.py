@@ -108,6 +108,7 @@ def test_a_function(run, tmp_path, monkeypatch) -> None:
         (("math:sqrt", "--vocabulary", "9", "--claimed", "9", "--limit", "a=b"), "a limit is"),
         (("math:sqrt", "--vocabulary", "9", "--claimed", "9", "--limit", "a=1"), "limits are of"),
         (("--report", "nothing"), "nothing"),
+        (("empty.ckpt", "--rerun", "nowhere"), "is no checkpoint"),
     ],
 )
 def test_what_cannot_be_tested(run, tmp_path, arguments, message: str) -> None:
@@ -119,7 +120,7 @@ def test_what_cannot_be_tested(run, tmp_path, arguments, message: str) -> None:
 def test_names_of_folders(script) -> None:
     names = {
         "runs/needles_rope/seed2/checkpoints/last.ckpt": "needles_rope-2",
-        "/a/runs/needles/version_1/checkpoints/best.ckpt": "needles-1",
+        "/a/runs/needles/version_1/checkpoints/best.ckpt": "needles_best-1",
         "models/llama": "llama",
         "package.module:function": "package.module.function",
     }

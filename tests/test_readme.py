@@ -20,7 +20,8 @@ TEXT = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
 VIDEO = (ROOT / "docs" / "video.md").read_text(encoding="utf-8")
 MULTIMODAL = (ROOT / "docs" / "multimodal.md").read_text(encoding="utf-8")
 SCALING = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
-PAGES = (GUIDE, TRANSFORMERS, SEQUENCES, TEXT, AUDIO, VIDEO, MULTIMODAL, SCALING)
+LONG = (ROOT / "docs" / "long_context.md").read_text(encoding="utf-8")
+PAGES = (GUIDE, TRANSFORMERS, SEQUENCES, LONG, TEXT, AUDIO, VIDEO, MULTIMODAL, SCALING)
 
 
 def blocks(language: str, text: str = README) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from mmpos.evaluation.claims import Claim, counted, listed, local
@@ -82,6 +83,13 @@ def _said_of_seeds(groups: Groups, seeds: Sequence[str], wanted: int) -> list[Cl
 def _clean(groups: Groups, seeds: Sequence[str], tolerance: float) -> list[Claim]:
     """Whether the encodings are equally good at the trained length."""
     runs = {name: [own[seed] for seed in seeds] for name, own in groups.items()}
+    pooled = [_lengths(run) for own in runs.values() for run in own if len(_lengths(run)) > 1]
+    if pooled:
+        text = (
+            f"The test pools examples of {listed(pooled[0])} tokens, so whether the encodings are "
+            "equally good at the trained length is not known by its loss: see the cells of results."
+        )
+        return [local(text, "metrics.csv")]
     for metric in ("test/perplexity", "test/loss"):
         if all(metric in run.metrics for own in runs.values() for run in own):
             means = {
@@ -103,6 +111,12 @@ def _clean(groups: Groups, seeds: Sequence[str], tolerance: float) -> list[Claim
             return [local(text, "metrics.csv")]
     text = "Whether the encodings are equally good at the trained length is not known."
     return [local(text, "metrics.csv")]
+
+
+def _lengths(run: Run) -> list[str]:
+    """Of the examples that the test of a run has, where it tells them apart."""
+    names = (re.fullmatch(r"test/exact_match_(\d+)", name) for name in run.metrics)
+    return [str(n) for n in sorted(int(found[1]) for found in names if found)]
 
 
 def _of_runs(runs: Sequence[Run], lacks: Callable[[Run], list[str]]) -> list[str]:

@@ -155,7 +155,7 @@ def effective_range(
         held[cell.length][place] = cell
     kinds = {place[:2] for row in held.values() for place in row}
     kinds |= {(task, 0) for task in tasks if all(task != each[0] for each in kinds)}
-    wanted = {(*kind, float(depth)) for kind in kinds for depth in depths}
+    wanted = {(*kind, float(depth)) for kind in kinds for depth in {*DEPTHS, *depths}}
     wanted |= {place for row in held.values() for place in row}
     asked = sorted(set(held) if lengths is None else set(lengths) | set(held))
     needed = samples_needed(threshold)
@@ -177,7 +177,7 @@ def effective_range(
         if not ended:
             ruler = length
     tested = [length for length in asked if held.get(length)]
-    spans = list(zip(tested, [*tested[1:], max(claimed, *tested, 0)], strict=True))
+    spans = list(zip(tested, [*tested[1:], max(claimed, *tested, 0)], strict=bool(tested)))
     untested += [f"lengths between {a} and {b}" for a, b in spans if b > 2 * a]
     untested += [] if not tested or tested[-1] >= claimed else [f"the claimed length {claimed}"]
     return EffectiveRange(
@@ -237,8 +237,9 @@ def _words(task: str, distractors: int, depth: float) -> str:
 
 
 def _mean(row: dict[tuple[str, int, float], Cell]) -> float:
-    """The mean over tasks of the mean over their cells."""
+    """The mean over tasks with an answer of the mean over their cells."""
     rates: dict[str, list[float]] = defaultdict(list)
     for cell in row.values():
-        rates[cell.task].append(cell.right / cell.n)
+        if cell.task != "unanswerable":
+            rates[cell.task].append(cell.right / cell.n)
     return fmean(fmean(each) for each in rates.values()) if rates else 0.0

@@ -52,7 +52,8 @@ class Decoded:
 
 
 def taken(subject: Subject, tokens: Int[Tensor, " length"], seed: int = 0) -> Taken:
-    """Pass tokens through, then with other ones in the second half, and with another last one.
+    """Pass tokens through, then with other ones from some places on: the first, the middle, the
+    last and drawn ones.
 
     A mask that leaks shows in logits before those that were changed. An error of the subject is
     kept, as what its interface says of the length.
@@ -75,7 +76,10 @@ def taken(subject: Subject, tokens: Int[Tensor, " length"], seed: int = 0) -> Ta
         leak = 0.0
         if subject.vocabulary > 1:
             draw = torch.Generator().manual_seed(seed)
-            for cut in {length // 2, length - 1}:
+            drawn = torch.randint(1, length, (4,), generator=draw).tolist()
+            for cut in {1, 2, 3, length // 2, length - 2, length - 1, *drawn} & set(
+                range(1, length)
+            ):
                 steps = torch.randint(1, subject.vocabulary, (length - cut,), generator=draw)
                 other = tokens.clone()
                 other[cut:] = (other[cut:] + steps.to(other.device)) % subject.vocabulary

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from inspect import signature
 from typing import Any
 
@@ -52,7 +52,7 @@ class NetworkSubject(ModuleSubject):
         *,
         vocabulary: int | None = None,
         name: str = "network",
-        end: int | None = None,
+        end: int | Sequence[int] | None = None,
     ) -> None:
         transformer = getattr(network, "transformer", None)
         if not isinstance(transformer, Transformer):
@@ -139,7 +139,8 @@ class TransformersSubject(ModuleSubject):
     Args:
         model: such as ``AutoModelForCausalLM`` gives.
         claimed: by default ``max_position_embeddings`` of its configuration.
-        name, end: as in `Subject`; the name is that of its class by default.
+        name, end: as in `Subject`; by default the name of its class, and the tokens that end its
+            texts by its configuration.
 
     Raises: ValueError without a length that is known; TypeError for what has no configuration.
     """
@@ -150,7 +151,7 @@ class TransformersSubject(ModuleSubject):
         claimed: int | None = None,
         *,
         name: str | None = None,
-        end: int | None = None,
+        end: int | Sequence[int] | None = None,
     ) -> None:
         find = getattr(getattr(model, "config", None), "get_text_config", None)
         if find is None:
@@ -165,6 +166,10 @@ class TransformersSubject(ModuleSubject):
                 f"the configuration of {type(model).__name__} tells no length, as its positions "
                 "end nowhere: pass claimed=…"
             )
+        if end is None:
+            ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+            ends = self.config.eos_token_id if ends is None else ends
+            end = ends[0] if isinstance(ends, list | tuple) and len(ends) == 1 else ends
         super().__init__(model, name or type(model).__name__, self.config.vocab_size, claimed, end)
 
     def through(self, tokens: Tensor) -> Tensor:

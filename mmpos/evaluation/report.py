@@ -41,7 +41,10 @@ def report(
     else:
         groups: dict[str, dict[str, Results]] = {}
         for results, link in zip(runs, links, strict=True):
-            groups.setdefault(results.model, {})[link or "here"] = results
+            name = results.model
+            others = [own for own in runs if own.model == name and not _alike(own, results)]
+            name = f"{name} ({link or 'here'})" if others else name
+            groups.setdefault(name, {})[link or "here"] = results
         title, blocks = f"Long contexts: {' / '.join(groups)}", compared(groups)
         for results, link in zip(runs, links, strict=True):
             blocks += [Heading(f"Run {link or 'here'}"), *told(results, link, level=3)]
@@ -50,6 +53,14 @@ def report(
     for name, page in zip(("report.md", "report.html"), pages, strict=True):
         write_text(target / name, page)
     return pages
+
+
+def _alike(one: Results, two: Results) -> bool:
+    """Whether two runs can be of seeds of one model."""
+    return all(
+        one.settings.get(name) == two.settings.get(name)
+        for name in ("parameters", "vocabulary", "claimed")
+    )
 
 
 def _relative(folder: Path, target: Path) -> str:

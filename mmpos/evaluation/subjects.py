@@ -35,17 +35,20 @@ class Subject(ABC):
         name: what reports call it.
         vocabulary: the number of tokens.
         claimed: the length that the model is said to have.
-        end: a token that ends an answer, the last that it has.
+        end: a token that ends an answer, the last that it has, or several.
 
     Raises: ValueError for sizes below 1.
     """
 
-    def __init__(self, name: str, vocabulary: int, claimed: int, *, end: int | None = None) -> None:
+    def __init__(
+        self, name: str, vocabulary: int, claimed: int, *, end: int | Sequence[int] | None = None
+    ) -> None:
         if vocabulary < 1 or claimed < 1:
             raise ValueError(
                 f"vocabulary and claimed length are 1 or more, got {vocabulary} and {claimed}"
             )
         self.name, self.vocabulary, self.claimed, self.end = name, vocabulary, claimed, end
+        self.ends = frozenset([end] if isinstance(end, int) else end or ())
 
     @abstractmethod
     def logits(self, tokens: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length _"]:
@@ -115,7 +118,7 @@ class Subject(ABC):
                 for row, token in zip(rows, new.tolist(), strict=True):
                     if row in open_rows:
                         answers[row].append(token)
-                    if token == self.end:
+                    if token in self.ends:
                         open_rows.discard(row)
                 if not open_rows:
                     break
@@ -185,7 +188,7 @@ class CallableSubject(Subject):
         claimed: int,
         *,
         name: str = "callable",
-        end: int | None = None,
+        end: int | Sequence[int] | None = None,
         session: Callable[[int], Session] | None = None,
     ) -> None:
         super().__init__(name, vocabulary, claimed, end=end)
@@ -216,7 +219,12 @@ class ModuleSubject(Subject):
     """
 
     def __init__(
-        self, model: nn.Module, name: str, vocabulary: int, claimed: int, end: int | None
+        self,
+        model: nn.Module,
+        name: str,
+        vocabulary: int,
+        claimed: int,
+        end: int | Sequence[int] | None,
     ) -> None:
         super().__init__(name, vocabulary, claimed, end=end)
         self.model = model
