@@ -150,6 +150,10 @@ def test_a_stack_is_its_part() -> None:
         whole = encodings(model, part)
         assert own.part == part and own.bias.bidirectional == (part == "encoder")
         assert torch.equal(own.bias.table, whole.bias.table)
+    replace(model.encoder, bias=whole.bias if whole.part == "encoder" else mmpos.T5Bias)
+    assert encodings(model, "decoder").part == "decoder", "which was not replaced"
+    with pytest.raises(ValueError, match="encodings of this model were replaced"):
+        encodings(model, "encoder")
 
 
 @pytest.mark.parametrize("kind", ["roberta", "opt"])

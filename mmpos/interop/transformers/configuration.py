@@ -124,7 +124,10 @@ def _unknown(kind: str, part: Part) -> str:
 
 def _take(found: Encodings, model: nn.Module) -> None:
     """Take the learned numbers of a model, as they are now."""
-    names = [name for name, _ in model.named_modules() if name.split(".")[-1] == "mmpos"]
+    paths = (name.split(".") for name, _ in model.named_modules())
+    names = [".".join(path) for path in paths if path[-1] == "mmpos"]
+    if found.part:  # the other part may have been filled
+        names = [name for name in names if name == "mmpos" or f"{found.part}." in name]
     if names:
         raise ValueError(
             f"encodings of this model were replaced, by those in its {names[0]}: read these, or "

@@ -38,15 +38,14 @@ def take_weights(encodings: Encodings, state_dict: Mapping[str, Tensor]) -> None
     """
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"a state dict is needed, got {type(state_dict).__name__}")
-    if any(f".{name}".find(".mmpos.") >= 0 for name in state_dict):
+    within = f".{encodings.part}.".replace("..", ".")
+    if any(".mmpos." in f".{name}" and within in f".{name}" for name in state_dict):
         raise ValueError(
             "the state dict has encodings of mmpos in the place of the model's own (mmpos.…): "
             "restore the model first, or read them there"
         )
     held = _held(encodings)
-    if encodings.part and not any(
-        f".{name}".find(f".{encodings.part}.") >= 0 for name in state_dict
-    ):
+    if not any(within in f".{name}" for name in state_dict):
         state_dict = {f"{encodings.part}.{name}": own for name, own in state_dict.items()}
     prefix = _prefix(encodings, held, state_dict)
     copies: list[tuple[Tensor, Tensor]] = []
