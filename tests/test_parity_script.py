@@ -10,7 +10,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "parity.py"
 
 def test_it_reports_what_the_marked_tests_compare(tmp_path):
     out = tmp_path / "rows.json"
-    command = [sys.executable, str(SCRIPT), "--select", "gpt_oss", "--json", str(out)]
+    command = [sys.executable, str(SCRIPT), "--select", "gpt_oss_does_not", "--json", str(out)]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     (row,) = json.loads(out.read_text())
