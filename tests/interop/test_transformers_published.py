@@ -288,8 +288,11 @@ def test_models_that_grow_their_queries_themselves() -> None:
         model = transformers.AutoModel.from_config(config).eval()
         torch.manual_seed(0)
         before = model(TOKENS).last_hidden_state
-        replace(model, rotary=encodings(model).rotary)
+        found = encodings(model)
+        said = str(found), [own.temperature for own, _ in found.each("rotary")]
+        replace(model, rotary=found.rotary)
         torch.testing.assert_close(model(TOKENS).last_hidden_state, before, atol=2e-5, rtol=0)
+        assert (str(found), [own.temperature for own, _ in found.each("rotary")]) == said
     resting = [own for own, _ in encodings(four).each("rotary") if own.rotary_dim == 0]
     assert len(resting) == 1, "all layers at rest share one"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -205,13 +206,18 @@ def _let_grow(site: Site, places: Places) -> None:
     """Leave to a model's code what it does with its queries itself: grow them by their position."""
     if site.kind not in GROWING:
         return
-    kept = [None if own.rotary_dim == 0 else own for own in places.encodings("rotary")]
-    for own in filter(None, kept):
-        if own.temperature is not None:
-            own.temperature = None
+    given = places.encodings("rotary")
     places.rotary_of = [
-        None if index is None or kept[index] is None else index for index in places.rotary_of
+        None if index is None or given[index].rotary_dim == 0 else index
+        for index in places.rotary_of
     ]
+    turning = [copy.copy(own) for own in given]  # the caller's stay as they are
+    for own in turning:
+        own.temperature = None
+    if isinstance(places.rotary, nn.ModuleList):
+        places.rotary = nn.ModuleList(turning)
+    elif turning:
+        (places.rotary,) = turning
 
 
 def _tried(places: Places, encoding: Any) -> Rotation:

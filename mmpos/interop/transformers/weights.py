@@ -38,7 +38,7 @@ def take_weights(encodings: Encodings, state_dict: Mapping[str, Tensor]) -> None
     """
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"a state dict is needed, got {type(state_dict).__name__}")
-    within = f".{encodings.part}.".replace("..", ".")
+    within = f".{encodings.part}." if encodings.part else "."
     if any(".mmpos." in f".{name}" and within in f".{name}" for name in state_dict):
         raise ValueError(
             "the state dict has encodings of mmpos in the place of the model's own (mmpos.…): "
