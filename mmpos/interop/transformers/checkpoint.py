@@ -80,8 +80,8 @@ def _frequencies(own: Any, value: Tensor, where: str) -> list[Difference]:
     length = 1 if own.needs_length else None
     table: Any = own.frequencies(torch.float64, torch.device("cpu"), length)[0]
     axial = len(own.pairs) > 1 and not isinstance(own, MRoPE)  # towers keep those of one axis
-    first, *_ = own.pairs
-    expected: Tensor = table[0, :first] if axial else table.sum(0)
+    counts: list[int] = list(own.pairs)
+    expected: Tensor = table[0, : counts[0]] if axial else table.sum(0)
     if len(given) != len(expected):
         mine, theirs = (str(2 * len(each)) for each in (expected, given))
         return [Difference("features turned", mine, theirs, where)]
